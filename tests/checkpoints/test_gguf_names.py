@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import merganser as mg
-from merganser.checkpoints.gguf_names import GGUFModel
+from merganser.checkpoints.gguf_model import GGUFModel
 from merganser.errors import CheckpointError
 from support.small_gguf import HIDDEN, LAYERS, llama, write
 

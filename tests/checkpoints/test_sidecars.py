@@ -9,9 +9,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merganser.checkpoints.cards import Lineage, render_card
+from merganser.checkpoints.cards import Lineage, render_adapter_card, render_card
 from merganser.checkpoints.memory import StateDict
-from merganser.checkpoints.sidecars import Sidecars, TokenizerFiles, edited, prepare_sidecars, read_chat_template
+from merganser.checkpoints.sidecars import (
+    Sidecars,
+    TokenizerFiles,
+    _library,
+    edited,
+    prepare_sidecars,
+    read_chat_template,
+)
 from merganser.errors import CheckpointError
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -209,6 +216,34 @@ def test_the_card_names_models_methods_and_the_recipe():
     assert f"````yaml\n{recipe}\n````" in body
     assert "`ties`" in body
     assert "Base: `owner/base@main`" in body
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "library"),
+    [
+        ("model_index.json", "{}", "diffusers"),
+        ("config.json", '{"_diffusers_version": "0.30", "_class_name": "UNet2DConditionModel"}', "diffusers"),
+        ("modules.json", "[]", "sentence-transformers"),
+        ("config.json", '{"model_type": "llama"}', "transformers"),
+    ],
+)
+def test_the_card_names_the_library_that_loads_the_model(file, content, library, tmp_path):
+    (tmp_path / file).write_text(content)
+    assert _library(tmp_path) == library
+
+
+def test_the_card_of_an_adapter():
+    card = render_adapter_card("owner/base", {"function": "merge_adapters", "method": "ties"}, ["owner/a", "./b`"])
+    _, front, body = card.split("---\n", 2)
+    assert yaml.safe_load(front) == {
+        "base_model": "owner/base",
+        "base_model_relation": "adapter",
+        "library_name": "peft",
+        "tags": ["lora", "merganser"],
+    }
+    assert "`owner/a`" in body
+    assert "method: ties" in body
+    assert "base_model" not in render_adapter_card("./local", {}, []).split("---\n")[1]
 
 
 def test_the_same_plan_writes_the_same_bytes(tmp_path, base):

@@ -136,17 +136,19 @@ def test_what_is_not_finite_is_left_out(models, tmp_path):
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda c: c.update(version=2),
+        lambda c: c.update(version=1),
         lambda c: c.update(labels="ab"),
         lambda c: c.pop("tensors"),
         lambda c: c["tensors"].update(w=[1]),
         lambda c: c["tensors"]["w"].__setitem__(2, [9]),
-        lambda c: c["tensors"]["w"].__setitem__(7, [1.0]),
+        lambda c: c["tensors"]["w"].__setitem__(3, 1),
         lambda c: c["tensors"]["w"].__setitem__(4, "x"),
+        lambda c: c["tensors"]["w"][4].pop(),
+        lambda c: c["tensors"]["w"][4].__setitem__(0, 0),
     ],
 )
 def test_a_damaged_file_is_an_error_that_says_so(tmp_path, damage):
-    change = changes.Change("ties", 4, (0, 1), 4, 1.0, 1.0, 0.5, (0.1, 0.2), (0.5, 0.5), 0.0)
+    change = changes.Change("ties", 4, (0, 1), True, (4.0, 1.0, 1.0, 1.0, 0.25, 0.1, 0.5, 0.1, 0.2, 0.3))
     content = json.loads(changes.Changes(("a", "b"), {"w": change}).to_bytes())
     (tmp_path / FILE).write_text(json.dumps(content))
     assert read_changes(tmp_path).tensors == {"w": change}

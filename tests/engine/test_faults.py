@@ -42,10 +42,14 @@ def test_the_operations_are_all_there(whole: tuple[str, list[str]]) -> None:
     assert set(whole[1]) == kinds
 
 
+#: At which operations: a dead and a full disk fail like an error, and differ in what comes after it.
+WHERE = {"dead": slice(0, None, 2), "full": slice(1, None, 2)}
+
+
 @pytest.mark.parametrize(("fault", "replace"), [*((fault, True) for fault in FAULTS), ("killed", False)])
 def test_every_boundary(tmp_path: Path, whole: tuple[str, list[str]], fault: str, replace: bool) -> None:
     expected, operations = whole
-    for at in range(len(operations)):
+    for at in range(len(operations))[WHERE.get(fault, slice(None))]:
         directory = tmp_path / str(at)
         directory.mkdir()
         out = directory / "out"
@@ -63,7 +67,7 @@ def test_every_boundary(tmp_path: Path, whole: tuple[str, list[str]], fault: str
 def test_starting_again_with_another_recipe(tmp_path: Path, whole: tuple[str, list[str]], replace: bool) -> None:
     merge(tmp_path / "reference", others=True)
     expected = digest(tmp_path / "reference")
-    for at in range(len(whole[1])):
+    for at in range(replace, len(whole[1]), 2):
         directory = tmp_path / str(at)
         directory.mkdir()
         out = directory / "out"

@@ -9,7 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import merganser as mg
+from merganser import recipes
 from merganser.engine import blocks, fused
+from merganser.engine.compute import Arithmetic
+from merganser.engine.execute import execute
+from merganser.engine.sinks import ModuleSink
 from merganser.kernels import selection, tiles
 from merganser.methods.registry import parameters, registry
 
@@ -197,5 +201,53 @@ class TestRecording:
         a, b = torch.randn(100), torch.randn(100)
         out = torch.empty(100)
         whole = blocks.Piece(0, 1, 0, 100)
-        assert fused.store(recorded, fused.Addresses.of([a, b], 0), whole, out)
+        assert fused.store(recorded, fused.Addresses.of([a, b], 0), whole, out, out.dtype)
         np.testing.assert_array_equal(out, (a * 2.0 + b) - a * 2.0)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("start", [0, 1, 3])
+    def test_results_in_a_wider_tensor_are_rounded_as_if_they_were_stored(self, dtype, start):
+        recorded = self.recorded(lambda group: group.models[0] + group.models[1])
+        bits = torch.arange(0, 1 << 16, 7, dtype=torch.int32)  # every exponent, both signs, subnormal numbers
+        a = (bits << 16 | 0x7FFF).view(torch.float32)
+        a = a[a.isfinite() & (a.abs() < torch.finfo(dtype).max)]
+        b = torch.zeros_like(a)
+        room = torch.full((len(a) + start + 1,), 7.0)
+        whole = blocks.Piece(0, 1, 0, len(a))
+        addresses = fused.Addresses.of([a, b], 0)
+        assert fused.store(recorded, addresses, whole, room[start : start + len(a)], dtype)
+        expected = (a + b).to(dtype).float()
+        np.testing.assert_array_equal(room[start : start + len(a)].view(torch.int32), expected.view(torch.int32))
+        assert room[:start].eq(7).all()
+        assert room[-1] == 7, "nothing beside it is touched"
+        a[5] = 2.0 * torch.finfo(torch.float16).max if dtype == torch.float16 else 3.4e38
+        b[5] = a[5]
+        assert not fused.store(recorded, addresses, whole, room[start : start + len(a)], dtype), (
+            "torch says what is wrong"
+        )
+
+    def test_only_rules_that_do_not_ask_for_the_tensor_serve_others(self):
+        assert not self.recorded(lambda g: g.models[0] + g.models[1]).specific
+        assert self.recorded(lambda g: g.models[0] * g.shape[0]).specific
+        assert self.recorded(lambda g: g.models[0] * len(g.name)).specific
+
+
+def test_a_library_of_other_sources_is_not_used(monkeypatch):
+    monkeypatch.setattr(tiles, "VERSION", tiles.VERSION + 1)
+    tiles.library.cache_clear()
+    assert tiles.library() is None
+    monkeypatch.undo()
+    tiles.library.cache_clear()
+    assert tiles.library() is not None
+
+
+def test_a_source_that_is_also_the_target_is_not_overwritten_halfway(monkeypatch):
+    """Where NaN is allowed, torch computes a tensor again from sources that must still be whole."""
+    monkeypatch.setattr(fused, "WORTH", 0)
+    module, other = torch.nn.Linear(64, 64, bias=False), torch.randn(64, 64)
+    other[-1, -1] = math.nan
+    wanted = (module.weight.detach() + other) / 2
+    sources = {"a": mg.open(module), "b": mg.open({"weight": other})}
+    merge = recipes.prepare(recipes.load({"method": "linear", "models": list(sources)}), open=sources.__getitem__)
+    execute(merge, ModuleSink(module), settings=Arithmetic(allow_nan=True))
+    torch.testing.assert_close(module.weight.detach(), wanted, equal_nan=True)

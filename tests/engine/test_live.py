@@ -73,3 +73,24 @@ def test_a_nested_recipe_is_refused(folder):
     document["models"][0] = {"recipe": {"method": "linear", "models": [str(folder / "a.safetensors")]}}
     with pytest.raises(InputError, match="nested recipe cannot be merged in memory"):
         LiveModule(Net()).load(mg.recipes.prepare(mg.recipes.load(document)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", ["task_arithmetic", "linear", "ties", "dare_ties"])
+def test_a_float32_module_holds_the_rounded_weights_of_the_output(tmp_path, dtype, method):
+    """Compiled into the parameters, over several spans and tensors that share a rule."""
+    torch.manual_seed(0)
+    shapes = {"first": (300, 200), "second": (300, 200), "third": (3000, 1600), "norm": (9,)}
+    base = {name: torch.randn(shape) for name, shape in shapes.items()}
+    for name in ("base", "a", "b"):
+        tuned = {n: (t + 0.1 * (name != "base") * torch.randn_like(t)).to(dtype) for n, t in base.items()}
+        save_file(tuned, tmp_path / f"{name}.safetensors")
+    document = recipe(tmp_path, 0.3, 0.9) | {"method": method}
+    if method == "linear":
+        del document["base"]
+    module = nn.ParameterDict({name: torch.zeros(shape) for name, shape in shapes.items()}).requires_grad_(False)
+    LiveModule(module).load(mg.recipes.prepare(mg.recipes.load(document)))
+    mg.run(document, tmp_path / "out")
+    for name, tensor in mg.open(tmp_path / "out").state_dict().items():
+        assert tensor.dtype == dtype
+        assert torch.equal(module[name], tensor.float()), name

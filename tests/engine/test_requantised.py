@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import merganser as mg
+from merganser.engine.ggml import load_ggml
 from merganser.engine.requantised import Requantised
-from merganser.errors import InputError, MerganserError
+from merganser.errors import InputError, MerganserError, MissingExtraError
 from support.small_gguf import CONFIG, LAYERS, llama, write
 
 
@@ -107,7 +109,7 @@ def test_gguf(form, tmp_path):
         if exact.dim() == 1:
             torch.testing.assert_close(back[name], exact)
         else:
-            stored = next(t for t in reader.tensors if t.name == back.stored[name])
+            stored = next(t for t in reader.tensors if t.name == back.place(name).tensor)
             assert stored.tensor_type.name == form.upper()
     again = []
     mg.run(document, out, resume=True, on_complete=again.append)
@@ -127,7 +129,7 @@ def test_transformers_reads_a_gguf_that_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("form", "reason"),
     [
-        ("q4_k", "the gguf library cannot write q4_k"),
+        ("q4_k_m", "q4_k_m is a mixture of types that llama.cpp chooses; use q4_k for one type, or write q8_0 and run"),
         ("fp9", "unknown format 'fp9'.*did you mean 'fp8'"),
         ("q8_0", "a known architecture to the models"),
     ],
@@ -147,3 +149,42 @@ def test_what_cannot_be_quantised_is_refused_before_work(recipe, tmp_path):
     nested = {"method": "passthrough", "models": [{"recipe": {**recipe, "output": {"quantize": "fp8"}}}]}
     with pytest.raises(InputError, match="only the outermost recipe"):
         mg.run(nested, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("form", "limit", "narrow"), [("q6_k", 0.025, "Q8_0"), ("q5_k", 0.05, "Q5_1"), ("q4_k", 0.1, "Q5_0")]
+)
+def test_k_quants(form, limit, narrow, tmp_path):
+    """Rows of 256 entries in K-quants, others in the type that llama.cpp uses instead; decoded by gguf."""
+    gguf = pytest.importorskip("gguf")
+    try:
+        load_ggml()
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+    random = np.random.default_rng(1)
+    weights = {
+        name: random.normal(size=(*values.shape[:-1], 256)).astype(np.float32) if "up_proj" in name else values
+        for name, values in llama().items()
+    }
+    path = write(tmp_path / "m.gguf", weights)
+    out = mg.run({"method": "passthrough", "models": [str(path)]}, tmp_path / "out.gguf", quantize=form)
+    stored = {t.name: t for t in gguf.GGUFReader(str(out)).tensors}
+    assert stored["blk.0.ffn_up.weight"].tensor_type.name == form.upper()
+    assert stored["blk.0.attn_q.weight"].tensor_type.name == narrow
+    for name, values in weights.items():
+        tensor = stored[mg.open(out).place(name).tensor]
+        found = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        if "up_proj" in name or values.ndim == 1:
+            assert np.linalg.norm(found - values) <= limit * np.linalg.norm(values), name
+
+
+def test_k_quants_need_a_package(monkeypatch, tmp_path):
+    pytest.importorskip("gguf")
+    for package in ("xllamacpp", "llama_cpp"):
+        monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    load_ggml.cache_clear()
+    path = write(tmp_path / "m.gguf", llama())
+    with pytest.raises(MissingExtraError, match=r"'xllamacpp'.*'merganser\[llama-cpp\]', or write q8_0"):
+        mg.run({"method": "passthrough", "models": [str(path)]}, tmp_path / "out.gguf", quantize="q4_k")
+    load_ggml.cache_clear()

@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.cli.lora import show_report
 from merganser.errors import CheckpointError, InputError
 from merganser.library import Library, extract_lora, merge_adapters
 from merganser.library.lora import export_expert
@@ -193,3 +194,14 @@ def test_models_that_are_not_finite_are_named(models, tmp_path):
         with pytest.raises(CheckpointError, match=f"state dict: tensor '{tensor}' contains infinite values"):
             extract_lora(bad, base, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_report_says_what_servers_do_not_load(models, tmp_path, capsys):
+    base, tuned = models
+    changed = load_file(tuned / "model.safetensors")
+    save_file(changed | {"layers.0.norm.weight": torch.full((16,), 2.0)}, tuned / "model.safetensors")
+    show_report(extract_lora(tuned, base, tmp_path / "adapter", rank=4), as_json=False)
+    assert "1 tensors are saved whole, such as 'layers.0.norm.weight': PEFT loads them, vLLM does not" in (
+        capsys.readouterr().out
+    )
+    assert "library_name: peft" in (tmp_path / "adapter" / "README.md").read_text()

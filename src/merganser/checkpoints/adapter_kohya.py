@@ -9,11 +9,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from merganser.checkpoints.adapter_updates import AdapterUpdate, LoconUpdate, LohaUpdate, LokrUpdate
+from merganser.checkpoints.adapter_updates import (
+    AdapterUpdate,
+    BlocksUpdate,
+    LoconUpdate,
+    LohaUpdate,
+    LokrUpdate,
+    RowBlock,
+)
 from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.flux_names import RowPlace, flux_places
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.checkpoints.torch_file import SUFFIXES, TorchFile
 from merganser.checkpoints.unet_names import other_names
@@ -54,20 +63,31 @@ class LoraFile:
         self.updates: dict[str, AdapterUpdate] = {}
         #: Components without any module in the base, with their numbers of modules.
         self.elsewhere: dict[str, int] = {}
-        places = _places(base)
+        places, fused = _places(base)
         components: dict[str, dict[str, dict[str, str]]] = {}
         for module, parts in self._modules().items():
             found = _COMPONENT.match(module)
             components.setdefault((found[0][:-1] if found else "the model"), {})[module] = parts
+        blocks: dict[str, list[RowBlock]] = {}
         for component, modules in components.items():
             known = {module: places.get(_plain(module)) for module in modules}
-            if not any(known.values()):
+            split = {module: fused.get(_plain(module), ()) for module, name in known.items() if name is None}
+            if not any(known.values()) and not any(split.values()):
                 self.elsewhere[component] = len(modules)
                 continue
             for module, name in known.items():
-                if name is None:
+                if name is None and not split[module]:
                     raise CheckpointError(f"{self.path}: changes {module!r}, which {base.label} does not have")
-                self.updates[name] = self._update(module, modules[module])
+                update = self._update(module, modules[module])
+                if name is not None:
+                    self.updates[name] = update
+                for place in split.get(module, ()):
+                    block = RowBlock(place.start, place.stop, place.offset, place.total, update)
+                    blocks.setdefault(place.module, []).append(block)
+        for name, found_blocks in blocks.items():
+            if name in self.updates:
+                raise CheckpointError(f"{self.path}: changes {name!r} in two layouts, as a whole and in parts")
+            self.updates[name] = BlocksUpdate(self.weights, {}, tuple(found_blocks), base.spec(name).shape[0])
         if not self.updates:
             first = next(iter(next(iter(components.values()))))
             raise CheckpointError(f"{self.path}: changes {first!r}, which {base.label} does not have")
@@ -110,17 +130,26 @@ def _kind(tensors: Mapping[str, str]) -> tuple[Any, tuple[str, ...], str | None]
     return LoconUpdate, ("lora_A", "lora_B"), "lora_A"
 
 
-def _places(base: Checkpoint) -> dict[str, str]:
+def _places(base: Checkpoint) -> tuple[dict[str, str], dict[str, tuple[RowPlace, ...]]]:
     """Return the base's weights by the paths of their modules, with underscores for dots; those of a UNet by both of
-    its names."""
+    its names. Then the rows of Flux's weights by the paths of its other layout."""
     found: dict[str, str] = {}
+    fused: dict[str, tuple[RowPlace, ...]] = {}
     weights = [name for name in base.names() if name.endswith(".weight")]
     for prefix in _INSIDE:
         inside = {name.removeprefix(prefix): name for name in weights if name.startswith(prefix)}
         for table in ({name: name for name in inside}, other_names(inside)):
             for own, shown in table.items():
-                found.setdefault(shown.removesuffix(".weight").replace(".", "_"), inside[own])
-    return found
+                found.setdefault(_flat(shown), inside[own])
+        shapes = {own.removesuffix(".weight"): base.spec(name).shape for own, name in inside.items()}
+        for module, places in flux_places(shapes).items():
+            named = tuple(replace(place, module=inside[f"{place.module}.weight"]) for place in places)
+            fused.setdefault(_flat(module), named)
+    return found, fused
+
+
+def _flat(name: str) -> str:
+    return name.removesuffix(".weight").replace(".", "_")
 
 
 def _plain(module: str) -> str:

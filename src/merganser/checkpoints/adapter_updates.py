@@ -217,6 +217,67 @@ class TokenUpdate(AdapterUpdate):
         return changed
 
 
+@dataclass(frozen=True)
+class RowBlock:
+    """Rows of a weight that change as rows of another weight do.
+
+    Attributes:
+        start: The first row of the weight.
+        stop: The last row, exclusive.
+        offset: The row of the other weight that corresponds to `start`.
+        total: The number of rows of the other weight.
+        update: The change of the other weight.
+    """
+
+    start: int
+    stop: int
+    offset: int
+    total: int
+    update: AdapterUpdate
+
+
+@dataclass(frozen=True)
+class BlocksUpdate(AdapterUpdate):
+    """Changes of blocks of rows, where the base fuses layers that the adapter splits, or splits what it fuses."""
+
+    blocks: tuple[RowBlock, ...]
+    height: int
+
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        for block in self.blocks:
+            (rows, *columns), *_ = block.update.shapes()
+            if rows != block.total:
+                return [(rows, *columns)]
+        return [(self.height, *columns)]
+
+    def apply(self, weight: LazyTensor, rows: Rows | None, turned: bool) -> Tensor:
+        first, last = rows or (0, self.height)
+        found = weight.read((first, last)).float().clone()
+        for block in self.blocks:
+            start, stop = max(first, block.start), min(last, block.stop)
+            if start < stop:
+                shift = block.offset - block.start
+                moved = _MovedRows(weight, shift, (block.total, *weight.shape[1:]))
+                found[start - first : stop - first] = block.update.apply(moved, (start + shift, stop + shift), turned)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _MovedRows(LazyTensor):
+    """A weight whose rows have other numbers."""
+
+    weight: LazyTensor
+    shift: int
+    shape: tuple[int, ...]
+
+    def parts(self) -> Sequence[LazyTensor]:
+        return (self.weight,)
+
+    def read(self, rows: Rows | None = None) -> Tensor:
+        first, last = rows or (0, self.shape[0])
+        return self.weight.read((first - self.shift, last - self.shift))
+
+
 def _agree(wanted: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     if -1 in wanted:
         return len(wanted) == len(shape) and all(a in (-1, b) for a, b in zip(wanted, shape, strict=True))

@@ -1,11 +1,11 @@
-"""The model card of a checkpoint: a README for the hub with what was merged, how, and how to repeat it."""
+"""The cards of models and adapters: a README for the hub with what was merged, how, and how to repeat it."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,21 @@ class Lineage:
 
 
 def render_card(
-    lineage: Lineage, recipe: str | Mapping[str, Any] = "", fingerprint: str = "", licence: str | None = None
+    lineage: Lineage,
+    recipe: str | Mapping[str, Any] = "",
+    fingerprint: str = "",
+    licence: str | None = None,
+    library: str = "transformers",
 ) -> str:
-    """Return the text of the card; a recipe given as a document becomes YAML."""
+    """Return the text of the card of a model.
+
+    Args:
+        lineage: The origin of its weights.
+        recipe: Its recipe; a document becomes YAML.
+        fingerprint: The fingerprint of recipe and sources.
+        licence: The licence of the output, if it is known.
+        library: The library that loads it, as the hub names it.
+    """
     named = list(dict.fromkeys([lineage.base, *lineage.models] if lineage.base else lineage.models))
     bare = (re.split("[@+]", name)[0].removeprefix("hf://") for name in named)
     hub = [label for label in bare if _HUB_ID.fullmatch(label)]
@@ -39,7 +51,7 @@ def render_card(
         header["base_model_relation"] = "merge"
     if licence is not None:
         header["license"] = licence
-    header |= {"library_name": "transformers", "tags": ["merge", "merganser"]}
+    header |= {"library_name": library, "tags": ["merge", "merganser"]}
     lines = ["---", to_yaml(header).strip(), "---", "", "# Merged model", ""]
     made = ", ".join(map(_code, lineage.methods)) or "a copy"
     lines += [f"Merged with merganser {__version__} by {made}.", ""]
@@ -52,6 +64,24 @@ def render_card(
         lines += ["Recipe:", "", f"{fence}yaml", text, fence, ""]
     if fingerprint:
         lines += [f"Fingerprint of recipe and sources: `{fingerprint}`", ""]
+    return "\n".join(lines)
+
+
+def render_adapter_card(base: str | None, made_by: Mapping[str, Any], sources: Sequence[str]) -> str:
+    """Return the text of the card of a LoRA adapter.
+
+    Args:
+        base: The model it is for, as its config names it.
+        made_by: The function that made it, with its settings.
+        sources: The adapters or models it was made from.
+    """
+    hub = base is not None and _HUB_ID.fullmatch(base) is not None
+    header: dict[str, Any] = {"base_model": base, "base_model_relation": "adapter"} if hub else {}
+    header |= {"library_name": "peft", "tags": ["lora", "merganser"]}
+    lines = ["---", to_yaml(header).strip(), "---", "", "# LoRA adapter", ""]
+    lines += [f"Made with merganser {__version__} from:", "", *(f"- {_code(source)}" for source in sources), ""]
+    lines += [f"For: {_code(base)}", ""] if base else []
+    lines += ["Settings:", "", "```yaml", to_yaml(made_by).strip(), "```", ""]
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, View
 from merganser.checkpoints.cards import Lineage
-from merganser.checkpoints.json_file import read_config
+from merganser.checkpoints.gguf_config import model_config
 from merganser.checkpoints.quantised import refuse_quantised
 from merganser.checkpoints.reads import noting_reads
 from merganser.checkpoints.row_runs import gather
@@ -159,7 +159,7 @@ class MatchedExperts(View):
 
 
 def _refuse_grouped(checkpoint: Checkpoint) -> None:
-    config: Mapping[str, Any] = read_config(checkpoint.directory)
+    config: Mapping[str, Any] = model_config(checkpoint)
     if int(config.get("n_group") or 1) > 1:
         raise CheckpointError(
             f"{checkpoint.label} chooses experts in groups (n_group: {config['n_group']}): so their order is not free"

@@ -39,6 +39,8 @@ class GGUFFile(Checkpoint):
             self.header = read_gguf_header(self._map, blocks)
         except (OSError, ValueError) as error:  # ValueError also of an empty file, which cannot be mapped
             raise CheckpointError(f"{path}: not a readable GGUF file: {error}") from None
+        if isinstance(parts := self.header.settings.get("split.count"), int) and parts > 1:
+            raise CheckpointError(f"{path}: one of {parts} parts of a model; join them with `llama-gguf-split`")
         self._entries = self.header.tensors
         readable = {kind: self._readable(kind) for kind in {entry.kind for entry in self._entries.values()}}
         for name, entry in self._entries.items():
@@ -58,17 +60,20 @@ class GGUFFile(Checkpoint):
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         entry, spec = self._find(name), self.spec(name)
-        note_read(self, name)
-        if not spec.numel:
-            return select_rows(torch.empty(spec.shape, dtype=spec.dtype, device="cpu"), rows)
-        data = np.frombuffer(self._map, np.uint8, entry.stop - entry.start, entry.start).reshape(entry.rows)
-        if len(spec.shape) < 2:
-            return select_rows(self._values(data, entry.kind).view(spec.shape), rows)
+        if len(spec.shape) < 2 or not spec.numel:
+            return select_rows(self.read_flat(name, (0, entry.rows[0])).view(spec.shape), rows)
         inner = entry.rows[0] // spec.shape[0]
-        data = data if rows is None else data[rows[0] * inner : rows[1] * inner]
-        if not len(data):
-            return torch.empty((0, *spec.shape[1:]), dtype=spec.dtype, device="cpu")
-        return self._values(data, entry.kind).view(-1, *spec.shape[1:])
+        first, last = rows or (0, spec.shape[0])
+        return self.read_flat(name, (first * inner, last * inner)).view(-1, *spec.shape[1:])
+
+    def read_flat(self, name: str, rows: Rows) -> Tensor:
+        """Return rows along the fastest axis of a tensor: those of a stack of matrices follow one another."""
+        entry, spec = self._find(name), self.spec(name)
+        note_read(self, name)
+        if not spec.numel or rows[0] >= rows[1]:
+            return torch.empty((0, *spec.shape[-1:]), dtype=spec.dtype, device="cpu")
+        data = np.frombuffer(self._map, np.uint8, entry.stop - entry.start, entry.start).reshape(entry.rows)
+        return self._values(data[rows[0] : rows[1]], entry.kind)
 
     def digest(self, name: str, algorithm: str) -> str:
         return digest_bytes(self.read_bytes(name), algorithm)

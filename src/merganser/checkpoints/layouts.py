@@ -14,7 +14,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
-from merganser.checkpoints.json_file import read_config
+from merganser.checkpoints.gguf_config import model_config
 from merganser.checkpoints.lazy_tensors import LazyTensor, StoredTensor, stored_names
 from merganser.checkpoints.scattering import scatter
 from merganser.checkpoints.skeleton import build_skeleton
@@ -173,7 +173,7 @@ def in_layout_of(template: Checkpoint, checkpoint: Checkpoint) -> Checkpoint:
     theirs, ours = set(checkpoint.names()), set(template.names())
     if theirs == ours or not (theirs - ours and ours - theirs):
         return checkpoint
-    kinds = [read_config(each.directory).get("model_type") for each in (template, checkpoint)]
+    kinds = [model_config(each).get("model_type") for each in (template, checkpoint)]
     model = build_skeleton(template) if kinds[0] == kinds[1] else None
     if model is None:
         return checkpoint

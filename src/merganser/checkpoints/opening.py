@@ -15,7 +15,7 @@ from merganser.checkpoints.dequantised import dequantised
 from merganser.checkpoints.directory import Directory
 from merganser.checkpoints.distributed import METADATA, DistributedCheckpoint
 from merganser.checkpoints.gguf_file import GGUFFile
-from merganser.checkpoints.gguf_names import open_gguf
+from merganser.checkpoints.gguf_model import open_gguf
 from merganser.checkpoints.memory import Module, StateDict
 from merganser.checkpoints.references import HUB_ID, exists, is_remote, parts
 from merganser.checkpoints.remote.models import fetch_adapter, fetch_small_files, open_remote

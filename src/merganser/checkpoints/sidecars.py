@@ -16,7 +16,7 @@ from typing import Any
 
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.cards import Lineage, read_licence, recipe_text, render_card
-from merganser.checkpoints.json_file import read_object
+from merganser.checkpoints.json_file import read_config, read_object
 from merganser.checkpoints.submodules import MODULES, PIPELINE, SEPARATOR, is_pipeline, module_weights
 from merganser.checkpoints.tokenizer import extended
 from merganser.confine import confine
@@ -120,6 +120,15 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
+def _library(directory: Path | None) -> str:
+    """Return the library that loads a model, as the hub names it."""
+    if directory is None:
+        return "transformers"
+    if is_pipeline(directory) or "_diffusers_version" in read_config(directory):
+        return "diffusers"
+    return "sentence-transformers" if (directory / MODULES).is_file() else "transformers"
+
+
 def prepare_sidecars(sidecars: Sidecars, sources: Sequence[Checkpoint]) -> Callable[[Path], None]:
     """Return a function that writes everything but the weights; `sources` are the plan's open models.
 
@@ -128,7 +137,8 @@ def prepare_sidecars(sidecars: Sidecars, sources: Sequence[Checkpoint]) -> Calla
     template = sources[0].directory
     origin = sources[sidecars.tokenizer.model].directory
     licence = common_licence(sources)
-    made = {"README.md": render_card(sidecars.lineage, sidecars.recipe, sidecars.fingerprint, licence)}
+    library = _library(template)
+    made = {"README.md": render_card(sidecars.lineage, sidecars.recipe, sidecars.fingerprint, licence, library)}
     if sidecars.recipe:
         made[RECIPE_FILE] = recipe_text(sidecars.recipe)
     copied: dict[str, Path] = {}

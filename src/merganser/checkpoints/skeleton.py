@@ -9,7 +9,7 @@ from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint
-from merganser.checkpoints.json_file import read_config
+from merganser.checkpoints.gguf_config import model_config
 from merganser.lazy import torch
 from merganser.strict_json import parse_json
 
@@ -28,7 +28,7 @@ def build_skeleton(checkpoint: Checkpoint) -> nn.Module | None:
         >>> build_skeleton(open("model"))  # doctest: +SKIP
         LlamaForCausalLM(...)
     """
-    config = read_config(checkpoint.directory)
+    config = model_config(checkpoint)
     if not isinstance(config.get("model_type"), str):
         return None
     return _build(json.dumps(config, sort_keys=True))

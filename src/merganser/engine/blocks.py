@@ -75,6 +75,11 @@ def bounds(span: list[Piece]) -> tuple[int, int]:
     return span[0].start, span[-1].stop
 
 
+def join(span: list[Piece]) -> Piece:
+    """Return a run of blocks as one piece."""
+    return Piece(*bounds(span), span[0].offset, sum(block.numel for block in span))
+
+
 def take(tensor: Tensor, block: Piece, first_row: int) -> Tensor:
     """Return the block of a tensor that starts at `first_row`."""
     if tensor.dim() == 0:

@@ -1,7 +1,7 @@
 """Changes made by a merge: norms, distances, shares of the parents and sign conflicts of every tensor.
 
 They are computed from the blocks while a tensor is merged. Tensors of 32,768 entries and more are sampled: one run of
-1,024 entries in 32 of every fourth block, the same ones in every run of the merge. Tensors of fewer than 1,024 entries
+1,024 entries in 32 of every eighth block, the same ones in every run of the merge. Tensors of fewer than 1,024 entries
 are only listed.
 """
 
@@ -11,7 +11,8 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,47 +24,103 @@ from merganser.lazy import np, torch
 from merganser.strict_json import read_json
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
 
 FILE = "merganser-changes.json"
 #: Share of blocks in the sample, and share of runs of 1,024 entries within each.
-BLOCKS, RUNS = 4, 32
+BLOCKS, RUNS = 8, 32
 #: Smaller tensors are only listed: comparing ten thousand of them would cost more than merging them.
 LEAST = 1 << 10
 
 
 @dataclass(frozen=True)
 class Change:
-    """The change of one tensor.
+    """The change of one tensor. Norms and distances of a sampled tensor are estimated from the sample.
+
+    A merge stores only `sums`, since anything else would cost it time; the other figures are computed from them when
+    they are asked for. The reference is the base, or else the first parent.
 
     Attributes:
         method: The method that merged it; "copied" or "cast" where nothing was computed.
         entries: The number of its entries.
         parents: The merged models, as indices into the labels of `Changes`.
-        looked_at: The number of entries in the sample.
-        before: The norm of the base; without one, of the first parent.
-        after: The norm of the result.
-        to_base: The distance from the base to the result; None without a base.
-        to_parents: The distance from each parent to the result.
-        shares: c_t of the best fit Σ c_t (θ_t − θ_0) to the result's own difference from the base; without a base, of
-            Σ c_t θ_t with Σ c_t = 1.
-        conflicts: The share of entries that some parents raised and others lowered.
+        with_base: Whether the reference is the base.
+        sums: The number of entries in the sample, the number of those with a sign conflict, ‖reference‖², ‖result‖²,
+            and the lower half of the Gram matrix of the differences of the (other) parents and the result from the
+            reference. Empty if nothing was measured.
     """
 
     method: str
     entries: int
     parents: tuple[int, ...] = ()
-    looked_at: int = 0
-    before: float | None = None
-    after: float | None = None
-    to_base: float | None = None
-    to_parents: tuple[float, ...] = ()
-    shares: tuple[float, ...] = ()
-    conflicts: float | None = None
+    with_base: bool = False
+    sums: tuple[float, ...] = ()
+
+    @property
+    def looked_at(self) -> int:
+        """The number of entries in the sample."""
+        return int(self.sums[0]) if self.sums else 0
+
+    @property
+    def conflicts(self) -> float | None:
+        """The share of entries that some parents raised and others lowered."""
+        return self.sums[1] / self.sums[0] if self.sums else None
+
+    @property
+    def before(self) -> float | None:
+        """The norm of the reference."""
+        return self._scale * math.sqrt(self.sums[2]) if self.sums else None
+
+    @property
+    def after(self) -> float | None:
+        """The norm of the result."""
+        return self._scale * math.sqrt(self.sums[3]) if self.sums else None
+
+    @property
+    def to_base(self) -> float | None:
+        """The distance from the base to the result; None without a base."""
+        return self._scale * math.sqrt(self._products[-1, -1]) if self.sums and self.with_base else None
+
+    @property
+    def to_parents(self) -> tuple[float, ...]:
+        """The distance from each parent to the result."""
+        if not self.sums:
+            return ()
+        products, own = self._products, float(self._products[-1, -1])
+        others = [own - 2 * products[-1, t] + products[t, t] for t in range(len(products) - 1)]
+        squares = others if self.with_base else [own, *others]
+        return tuple(self._scale * math.sqrt(max(0.0, float(square))) for square in squares)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """c_t of the best fit Σ c_t (θ_t − θ_0) to the result's own difference from the base; without a base, of
+        Σ c_t θ_t with Σ c_t = 1.
+        """
+        if not self.sums:
+            return ()
+        products = self._products
+        known = len(products) > 1
+        found = np.linalg.lstsq(products[:-1, :-1], products[-1, :-1], rcond=1e-9)[0].tolist() if known else []
+        return tuple(found) if self.with_base else (1 - sum(found), *found)
+
+    @property
+    def _scale(self) -> float:
+        return math.sqrt(self.entries / self.sums[0])
+
+    @cached_property
+    def _products(self) -> npt.NDArray[np.float64]:
+        halves = self.sums[4:]
+        size = math.isqrt(2 * len(halves))
+        products: npt.NDArray[np.float64] = np.zeros((size, size))
+        products[np.tril_indices(size)] = halves
+        products += np.tril(products, -1).T
+        return products
 
     def to_list(self) -> list[Any]:
         """Return the values in the order of the fields, as JSON values."""
-        return [list(value) if isinstance(value, tuple) else value for value in asdict(self).values()]
+        sums = [int(value) if value == int(value) else float(f"{value:.12g}") for value in self.sums]
+        return [self.method, self.entries, list(self.parents), self.with_base, sums]
 
     @classmethod
     def from_list(cls, values: Any) -> Change:
@@ -72,25 +129,19 @@ class Change:
         Raises:
             ValueError: If the values are not a change.
         """
-        if not isinstance(values, list) or len(values) != 10:
-            raise ValueError("a change has ten fields")
-        method, entries, parents, looked_at, before, after, to_base, to_parents, shares, conflicts = values
-        if not all(isinstance(each, list) for each in (parents, to_parents, shares)):
-            raise ValueError("parents, distances and shares are lists")
-        counts, numbers = (entries, looked_at, *parents), (before, after, to_base, conflicts, *to_parents, *shares)
-        known = all(type(n) is int and n >= 0 for n in counts) and isinstance(method, str)
-        if (
-            not known
-            or not all(n is None or type(n) in (int, float) for n in numbers)
-            or None in (*to_parents, *shares)
-        ):
+        if not isinstance(values, list) or len(values) != 5:
+            raise ValueError("a change has five fields")
+        method, entries, parents, with_base, sums = values
+        if not isinstance(method, str) or not isinstance(with_base, bool):
             raise ValueError("a field has another type")
-        if to_parents and not len(to_parents) == len(shares) == len(parents):
-            raise ValueError("expected a distance and a share for each parent")
-        return cls(
-            *(method, entries, tuple(parents), looked_at, before, after, to_base),
-            *(tuple(to_parents), tuple(shares), conflicts),
-        )
+        if not isinstance(parents, list) or not all(type(n) is int and n >= 0 for n in (entries, *parents)):
+            raise ValueError("entries and parents are numbers")
+        if not isinstance(sums, list) or not all(type(n) in (int, float) for n in sums):
+            raise ValueError("sums are numbers")
+        moves = len(parents) + with_base
+        if sums and (len(sums) != 4 + moves * (moves + 1) // 2 or sums[0] <= 0 or min(sums[1:4]) < 0):
+            raise ValueError("expected a product for every two differences")
+        return cls(method, entries, tuple(parents), with_base, tuple(map(float, sums)))
 
 
 def is_looked_at(spans: Sequence[Sequence[Piece]], block: Piece) -> bool:
@@ -143,38 +194,9 @@ def conclude(
     method: str, entries: int, parents: tuple[int, ...], with_base: bool, parts: Sequence[Sequence[float]]
 ) -> Change:
     """Return the change of a tensor from the statistics of its blocks."""
-    if not parts:
-        return Change(method, entries, parents)
-    looked_at, clashes, reference, made, *halves = (math.fsum(column) for column in zip(*parts, strict=True))
-    size = math.isqrt(2 * len(halves))
-    products = np.empty((size, size))
-    for (row, column), value in zip(zip(*np.tril_indices(size), strict=True), halves, strict=True):
-        products[row, column] = products[column, row] = value
-    if not looked_at or not np.isfinite(products).all() or not math.isfinite(reference + made):
-        return Change(method, entries, parents)
-    scale = math.sqrt(entries / looked_at)
-    inner, own = products[:-1, :-1], products[-1, -1]
-    gaps = [math.sqrt(max(0.0, own - 2 * products[-1, t] + products[t, t])) for t in range(size - 1)]
-    shares = np.linalg.lstsq(inner, products[-1, :-1], rcond=1e-9)[0].tolist() if size > 1 else []
-    if not with_base:
-        gaps, shares = [math.sqrt(own), *gaps], [1 - sum(shares), *shares]
-    return Change(
-        method,
-        entries,
-        parents,
-        int(looked_at),
-        _short(math.sqrt(reference) * scale),
-        _short(math.sqrt(made) * scale),
-        _short(math.sqrt(own) * scale) if with_base else None,
-        tuple(_short(gap * scale) for gap in gaps),
-        tuple(map(_short, shares)),
-        _short(clashes / looked_at),
-    )
-
-
-def _short(value: float) -> float:
-    """Round to six digits: more would be noise of the sample."""
-    return float(f"{value:.6g}")
+    sums = tuple(math.fsum(column) for column in zip(*parts, strict=True))
+    measured = sums and sums[0] > 0 and all(map(math.isfinite, sums))
+    return Change(method, entries, parents, with_base, sums if measured else ())
 
 
 @dataclass(frozen=True)
@@ -187,7 +209,7 @@ class Changes:
     def to_bytes(self) -> bytes:
         tensors = {name: change.to_list() for name, change in self.tensors.items()}
         fields = list(Change.__dataclass_fields__)
-        content = {"version": 1, "labels": list(self.labels), "fields": fields, "tensors": tensors}
+        content = {"version": 2, "labels": list(self.labels), "fields": fields, "tensors": tensors}
         return (json.dumps(content, separators=(",", ":")) + "\n").encode()
 
 
@@ -212,7 +234,7 @@ def read_changes(directory: Path) -> Changes | None:
         return None
     try:
         content = read_json(path, finite=True)
-        if not isinstance(content, dict) or content.get("version") != 1 or not isinstance(content["tensors"], dict):
+        if not isinstance(content, dict) or content.get("version") != 2 or not isinstance(content["tensors"], dict):
             raise ValueError("not a record of changes, or of another version")
         labels = content["labels"]
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from merganser.checkpoints.dtypes import Element, name_of
+from merganser.checkpoints.dtypes import Element
 from merganser.checkpoints.reads import StoredRead, noting_reads
 from merganser.engine import fused
-from merganser.engine.blocks import Piece, bounds, spans, take
+from merganser.engine.blocks import Piece, bounds, join, spans, take
 from merganser.engine.changes import LEAST, Change, compare_sample, conclude, is_looked_at
-from merganser.engine.looks import Look, Looking, take_looks
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output, Source
+from merganser.engine.preparation import Preparation, Preparing, prepare_methods
+from merganser.engine.ranges import check_input, check_result
 from merganser.engine.running_digests import SourceDigests
 from merganser.engine.tensor_blocks import Mapper, TensorBlocks, serial
-from merganser.errors import InputError
 from merganser.lazy import torch
 from merganser.methods.base import Group
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-#: Dtypes that ordinary weights may overflow.
-NARROW = ("float16", "float8_e4m3fn", "float8_e5m2")
 
 
 @dataclass(frozen=True)
@@ -52,10 +50,12 @@ class Computations:
     """
 
     def __init__(
-        self, merge: Merge, settings: Arithmetic | None = None, prepared: Mapping[str, Look] | None = None
+        self, merge: Merge, settings: Arithmetic | None = None, prepared: Mapping[str, Preparation] | None = None
     ) -> None:
         self.merge = merge
         self.settings = settings or Arithmetic()
+        #: Recorded merges that serve every output with the same rule, by the rule and whether there is a base.
+        self.recordings: dict[tuple[int, bool], fused.Recorded] = {}
         self._digested: set[StoredRead] = set()
         self._lock = threading.Lock()
         if prepared is not None:
@@ -80,23 +80,23 @@ class Computations:
         return found
 
     @cached_property
-    def prepared(self) -> Mapping[str, Look]:
-        looking: dict[str, list[Looking]] = {}
+    def prepared(self) -> Mapping[str, Preparation]:
+        tensors: dict[str, list[Preparing]] = {}
         for output in self.merge.plan.outputs:
             rule = self.merge.rule(output)
             if not rule.copies and rule.method.looks_first:
                 blocks = partial(self._blocks, output)
-                looking.setdefault(output.method, []).append((rule.method, output.parameters, blocks))
-        return take_looks(looking)
+                tensors.setdefault(output.method, []).append((rule.method, output.parameters, blocks))
+        return prepare_methods(tensors)
 
-    def _blocks(self, output: Output, look: Look) -> TensorBlocks:
-        return TensorBlocks(Computation(self, output, look))
+    def _blocks(self, output: Output, preparation: Preparation) -> TensorBlocks:
+        return TensorBlocks(Computation(self, output, preparation))
 
 
 class Computation:
     """The computation of one output of a merge."""
 
-    def __init__(self, among: Computations, output: Output, look: Look | None = None) -> None:
+    def __init__(self, among: Computations, output: Output, preparation: Preparation | None = None) -> None:
         self.plan = among.merge.plan
         self.output = output
         self.sources = among.merge.sources
@@ -108,7 +108,8 @@ class Computation:
         rule = among.merge.rule(output)
         self.method, self.labels, self.copies = rule.method, rule.labels, rule.copies
         #: Gains, for tensors whose rule uses them.
-        self._look = look if look and self.method.equalizes else Look(look.state if look else None)
+        given = preparation or Preparation()
+        self._preparation = given if self.method.equalizes else Preparation(given.state)
         self.whole = not self.copies and self.method.reach == "whole"
         self._held: list[tuple[Piece, Group]] | None = None
         #: A state and the recording of merging with it, shared by the spans of a tensor.
@@ -156,19 +157,31 @@ class Computation:
             yield block, self.method.merge(group, state)
         self._held = None
 
-    def results(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, Tensor]]:
-        """Yield the blocks of a span in the output's dtype. Use each before requesting the next."""
+    def results(self, span: list[Piece], state: Any, place: Tensor | None = None) -> Iterator[tuple[Piece, Tensor]]:
+        """Yield the blocks of a span in the output's dtype. Use each before requesting the next.
+
+        With `place`, the flat tensor that they are for, blocks are computed into it where that is possible.
+        """
         if self._merging is None or self._merging[0] is not state:
-            self._merging = state, self.record(lambda group: self.method.merge(group, state), stores=True)
+            self._merging = state, self._record_merge(state)
         recorded = self._merging[1]
         addresses = self.addresses(span) if recorded else None
         if recorded is None or addresses is None:
             yield from self._finished(span, state)
             return
-        room = torch.empty(max(block.numel for block in span), dtype=self.output.spec.dtype, device="cpu")
+        dtype = self.output.spec.dtype
+        noted = self.settings.changes or self._digests
+        # Half of a source must not be overwritten if torch has to compute the rest from it.
+        if place is not None and not noted and fused.can_store(place, dtype) and not addresses.include(place):
+            whole = join(span)  # one pass: what is stored does not depend on blocks
+            out = place[whole.offset : whole.offset + whole.numel]
+            stored = fused.store(recorded, addresses, whole, out, dtype)
+            yield from [(whole, out)] if stored else self._finished(span, state)
+            return
+        room = torch.empty(max(block.numel for block in span), dtype=dtype, device="cpu")
         for block in span:
             out = room[: block.numel]
-            if not fused.store(recorded, addresses, block, out):
+            if not fused.store(recorded, addresses, block, out, dtype):
                 yield from self._finished([block], state)
                 continue
             if self.settings.changes and is_looked_at(self.spans, block):
@@ -223,6 +236,15 @@ class Computation:
         about = self._about | {"models": len(self.output.inputs), "base": self.output.base is not None}
         return fused.record(function, about, stores)
 
+    def _record_merge(self, state: Any) -> fused.Recorded | None:
+        key = (id(self.method), self.output.base is not None)
+        known = self._among.recordings.get(key) if state is None and self._recordable else None
+        if known is None:
+            known = self.record(lambda group: self.method.merge(group, state), stores=True)
+            if state is None and known is not None and not known.specific:
+                self._among.recordings[key] = known
+        return known
+
     def addresses(self, span: list[Piece]) -> fused.Addresses | None:
         """Read the rows of a span, as they are stored."""
         first, last = bounds(span)
@@ -235,31 +257,22 @@ class Computation:
     @property
     def _about(self) -> dict[str, Any]:
         """Return the fields of a group that all blocks share."""
+        gains = self._preparation.gains
         return {
             "name": self.output.name,
             "labels": self.labels,
             "shape": self.shape,
             "seed": self.plan.seed,
-            "prepared": self._look.state,
-            "gains": tuple(self._look.gains.get(label, 1.0) for label in self.labels) if self._look.gains else (),
+            "prepared": self._preparation.state,
+            "gains": tuple(gains.get(label, 1.0) for label in self.labels) if gains else (),
         }
 
     def finish(self, tensor: Tensor) -> Tensor:
         """Cast once, at the end, to the output's dtype."""
         narrow = tensor.to(self.output.spec.dtype)
-        if not self.settings.allow_nan and _reaches_further(tensor.dtype, narrow.dtype):
-            self._check_fit(tensor, narrow)
+        if not self.settings.allow_nan and tensor.is_floating_point() and narrow.is_floating_point():
+            check_result(tensor, narrow, self.output.name, None if self.copies else self.output.method)
         return narrow.cpu()
-
-    def _check_fit(self, tensor: Tensor, narrow: Tensor) -> None:
-        # The same check as in `_widen`; float8 has no sums, and some float8 types clip instead of overflowing.
-        if narrow.dtype.itemsize > 1 and math.isfinite(narrow.sum().item()):
-            return
-        if lost := int((tensor.isfinite() & (tensor.abs() >= _limit(narrow.dtype))).sum()):
-            raise InputError(
-                f"{self.output.name!r}: {lost} values do not fit {name_of(narrow.dtype)}; "
-                f"choose an output dtype with a larger range, such as {name_of(tensor.dtype)}"
-            )
 
     def prefetch(self, span: list[Piece]) -> None:
         """Let the sources read ahead the data of a span."""
@@ -307,23 +320,8 @@ class Computation:
 
     def _widen(self, tensor: Tensor, source: Source) -> Tensor:
         wide = tensor.to(device=self.settings.device, dtype=self.dtype)
-        # A sum is the cheapest test; only a suspicious one is examined further.
-        if not self.settings.allow_nan and not math.isfinite(wide.sum().item()) and not wide.isfinite().all():
-            what = "NaN" if wide.isnan().any() else "infinite values"
-            raise InputError(
-                f"{self.plan.models[source.model].label}: tensor {source.name!r} contains {what}, which a merge would "
-                "spread; use a sound checkpoint, or allow it (allow_nan=True)"
-            )
+        if not self.settings.allow_nan:
+            squares = self.method.reach != "elementwise"
+            label = self.plan.models[source.model].label
+            check_input(wide, label, source.name, self.output.method if squares else None)
         return wide
-
-
-def _reaches_further(wide: torch.dtype, narrow: torch.dtype) -> bool:
-    """Return whether a value may be finite in the wide dtype and not in the narrow one."""
-    floating = wide.is_floating_point and narrow.is_floating_point
-    return floating and torch.finfo(wide).max > torch.finfo(narrow).max
-
-
-def _limit(dtype: torch.dtype) -> float:
-    """Return the smallest number that does not round to a finite one: half an ulp beyond the largest."""
-    info = torch.finfo(dtype)
-    return info.max + math.ldexp(info.eps, math.frexp(info.max)[1] - 2)

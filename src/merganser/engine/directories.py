@@ -67,6 +67,15 @@ def check_absent(out: Path, overwrite: bool) -> None:
         raise InputError(f"{out} {what}; choose another name or overwrite it (overwrite=True)")
 
 
+def check_file(file: Path, option: str = "") -> None:
+    """Check that a file can be written there, before any work. `option` is the command-line option with the path."""
+    said = f"{option} {file}".lstrip()
+    if file.is_dir():
+        raise InputError(f"{said}: a directory; name the file to be written in it")
+    if not file.resolve().parent.is_dir():
+        raise InputError(f"{said}: no directory {file.resolve().parent}")
+
+
 def _holds(place: Path, path: Path) -> bool:
     """Return whether a path is at or below a place, either as written or after resolving links."""
     spelt = path.absolute()

@@ -17,7 +17,7 @@ from merganser.engine.compute import Arithmetic, Computation, Computations
 from merganser.engine.footprint import footprint
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output, Plan
-from merganser.engine.sinks import Sink
+from merganser.engine.sinks import Sink, place_of
 from merganser.lazy import torch
 
 T = TypeVar("T")
@@ -93,8 +93,9 @@ def run_batch(
 
 
 def _run_span(computation: Computation, span: list[Piece], state: Any, sink: Sink) -> None:
+    place = place_of(sink, computation.output)
     with computation.noting():
-        for block, tensor in computation.results(span, state):
+        for block, tensor in computation.results(span, state, place):
             sink.write(computation.output, block, tensor)
 
 

@@ -41,7 +41,14 @@ class _Unknown(int):
 
 
 class _StandIn(Group):
-    """A group of recorded lanes in place of tensors."""
+    """A group of recorded lanes in place of tensors. `specific` is set once a rule asks which tensor it is."""
+
+    specific = False
+
+    def __getattribute__(self, attribute: str) -> Any:
+        if attribute in ("name", "shape"):
+            object.__setattr__(self, "specific", True)
+        return super().__getattribute__(attribute)
 
     def random_bits(self, model: int) -> Tensor:
         return Draws(model)  # type: ignore[return-value]
@@ -49,11 +56,16 @@ class _StandIn(Group):
 
 @dataclass(frozen=True)
 class Recorded:
-    """The recorded operations of a function on the blocks of an output, and the structure of its return value."""
+    """The recorded operations of a function on the blocks of an output, and the structure of its return value.
+
+    `specific` tells whether they depend on the output (its name, its shape, its random bits); otherwise they are those
+    of every output with the same rule.
+    """
 
     program: tiles.Program
     seeds: npt.NDArray[np.uint64]
     found: Any
+    specific: bool = True
 
 
 def record(function: Callable[[Group], Any], group: Mapping[str, Any], stores: bool = False) -> Recorded | None:
@@ -88,7 +100,7 @@ def record(function: Callable[[Group], Any], group: Mapping[str, Any], stores: b
     except Exception:
         return None  # torch runs it and raises any real error
     halves = [word for model in program.draws for word in _seed(stand_in, model)]
-    return Recorded(program, np.array(halves, np.uint64), found)
+    return Recorded(program, np.array(halves, np.uint64), found, stand_in.specific)
 
 
 @lru_cache(maxsize=64)
@@ -122,11 +134,20 @@ class Addresses:
         fit = all(str(t.dtype) in tiles.DTYPES and t.is_contiguous() and t.device.type == "cpu" for t in tensors)
         return cls(tensors, origin) if fit else None
 
+    def include(self, tensor: Tensor) -> bool:
+        """Return whether one of the tensors has memory in common with another."""
+        memory = tensor.untyped_storage().data_ptr()
+        return any(each.untyped_storage().data_ptr() == memory for each in self._tensors)
+
     def at(self, block: Piece, *more: Tensor) -> npt.NDArray[np.int64]:
         """Return the addresses of a block, and of further tensors of that size, with the codes of their dtypes."""
-        table: npt.NDArray[np.int64] = self._table.copy()
-        table[:, 0] += (block.offset - self._origin) * self._sizes
-        return np.vstack([table, *([tensor.data_ptr(), tiles.DTYPES[str(tensor.dtype)]] for tensor in more)])
+        own = len(self._table)
+        table = np.empty((own + len(more), 2), np.int64)
+        table[:own] = self._table
+        table[:own, 0] += (block.offset - self._origin) * self._sizes
+        for row, tensor in enumerate(more, own):
+            table[row] = tensor.data_ptr(), tiles.DTYPES[str(tensor.dtype)]
+        return table
 
 
 def find(recorded: Recorded, addresses: Addresses, block: Piece, stride: int = 1) -> list[Any] | None:
@@ -143,9 +164,16 @@ def find_change(recorded: Recorded, addresses: Addresses, block: Piece, made: Te
     return [results.size, *fill_in(recorded.found, results)]
 
 
-def store(recorded: Recorded, addresses: Addresses, block: Piece, out: Tensor) -> bool:
-    """Compute a block into `out`; return False if torch must compute it."""
-    return tiles.run(recorded.program, addresses.at(block), recorded.seeds, block.offset, block.numel, out) is not None
+def store(recorded: Recorded, addresses: Addresses, block: Piece, out: Tensor, dtype: torch.dtype) -> bool:
+    """Compute a block, rounded to `dtype`, into `out`; return False if torch must compute it."""
+    program, table = recorded.program, addresses.at(block)
+    return tiles.run(program, table, recorded.seeds, block.offset, block.numel, out, dtype=dtype) is not None
+
+
+def can_store(place: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether results of a dtype can be computed into a tensor: one of that dtype, or of float32."""
+    fits = place.dtype == dtype or (str(place.dtype) == "torch.float32" and str(dtype) in tiles.ROUNDED)
+    return fits and place.device.type == "cpu" and place.is_contiguous()
 
 
 def is_possible(output_dtype: torch.dtype, shape: tuple[int, ...]) -> bool:

@@ -1,17 +1,19 @@
-"""Write a merge as a GGUF file, quantised by gguf, with settings and tokenizer of a GGUF model of the merge."""
+"""Write a merge as a GGUF file, quantised by gguf or ggml, with settings and tokenizer of a GGUF model of the merge."""
 
 from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, select_rows
 from merganser.checkpoints.gguf_file import GGUFFile
-from merganser.checkpoints.gguf_names import GGUFModel
+from merganser.checkpoints.gguf_model import GGUFModel
+from merganser.engine.ggml import load_ggml, quantize_rows
 from merganser.engine.merge import Merge
 from merganser.engine.nested import Merged
 from merganser.engine.plan import Output, Source
@@ -24,7 +26,12 @@ if TYPE_CHECKING:
 
 _FLOAT = "F32"
 #: llama.cpp's `general.file_type` by the main type of a file.
-_FILE_TYPES = {"q8_0": 7, "q5_1": 9, "q5_0": 8, "q4_1": 3, "q4_0": 2}
+_FILE_TYPES = {
+    "q8_0": 7, "q5_1": 9, "q5_0": 8, "q4_1": 3, "q4_0": 2, "q6_k": 18, "q5_k": 16, "q4_k": 14, "q3_k": 11, "q2_k": 10
+}  # fmt: skip
+#: Types of matrices whose rows are not a multiple of the 256 entries of a K-quant's block, as in llama.cpp but for
+#: the last two, which become IQ4_NL there.
+_NARROW = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0", "Q3_K": "Q4_0", "Q2_K": "Q4_0"}
 _MADE_BY = "merganser.fingerprint"
 
 
@@ -33,58 +40,94 @@ class GGUFEncoded(Requantised):
 
     Args:
         merged: The result, under the names of transformers.
-        model: A GGUF model of the merge, whose names and order of rows are used.
+        model: A GGUF model of the merge, whose names, stacks of experts and order of rows are used.
         kind: The type of quantised matrices, such as "Q8_0".
+        first: The first model of the merge, whose weights are quantised for comparison.
     """
 
-    def __init__(self, merged: Checkpoint, model: GGUFModel, kind: str) -> None:
+    def __init__(self, merged: Checkpoint, model: GGUFModel, kind: str, first: Checkpoint) -> None:
         self._gguf: Any = require("gguf", "hf")
-        self._kind = self._gguf.GGMLQuantizationType[kind]
-        self._block, self._bytes = self._gguf.GGML_QUANT_SIZES[self._kind]
         self._model = model
-        self._names = {stored: name for name, stored in model.stored.items() if name in merged}
-        coded = {stored: merged.spec(name) for stored, name in self._names.items()}
-        rows = {
-            stored: spec.shape[0]
-            for stored, spec in coded.items()
-            if len(spec.shape) == 2 and spec.shape[1] % self._block == 0
-        }
-        super().__init__(merged, rows, View(model.file, model.label))
+        #: The weights in each tensor of the file: one, or the experts of a stack in their order.
+        self._weights: dict[str, list[str]] = {}
+        for name, place in model.places.items():
+            if name in merged:
+                self._weights.setdefault(place.tensor, []).append(name)
+        kinds = [self._gguf.GGMLQuantizationType[each] for each in (kind, _NARROW.get(kind, kind))]
+        self._coded: dict[str, Any] = {}
+        for name in self._weights:
+            *outer, width = self.shape(name)
+            fitting = [each for each in kinds if width % self._gguf.GGML_QUANT_SIZES[each][0] == 0]
+            if outer and fitting:
+                self._coded[name] = fitting[0]
+        rows = {name: math.prod(self.shape(name)[:-1]) for name in self._coded}
+        super().__init__(merged, rows, first)
 
     def names(self) -> Sequence[str]:
-        return list(self._names)
+        return list(self._weights)
 
     def kind(self, name: str) -> int:
         """Return the number of the GGUF type of a tensor."""
-        return int(self._kind if name in self.ledger else self._gguf.GGMLQuantizationType[_FLOAT])
+        return int(self._coded.get(name, self._gguf.GGMLQuantizationType[_FLOAT]))
+
+    def kinds(self) -> Counter[str]:
+        """Return how many matrices are written in each type."""
+        return Counter(kind.name for kind in self._coded.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a weight."""
-        return self.source.spec(self._names[name]).shape
+        """Return the shape of a tensor in the file."""
+        return self._model.file.spec(name).shape
 
     def spec(self, name: str) -> TensorSpec:
         shape = self.shape(name)
-        if name not in self.ledger:
+        if name not in self._coded:
             return TensorSpec(shape, "float32")
-        return TensorSpec((shape[0], shape[1] // self._block * self._bytes), "uint8")
+        block, size = self._gguf.GGML_QUANT_SIZES[self._coded[name]]
+        return TensorSpec((math.prod(shape[:-1]), shape[-1] // block * size), "uint8")
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        inner = self._names[name]
-        span = rows or (0, self.shape(name)[0])
-        values = self._model.as_stored(inner, span, lambda part: self.source.read(inner, part).to(torch.float32))
-        if name in self.ledger:
-            return self.encode_rows(name, span, values)
+        span, shape = rows or (0, self.spec(name).shape[0]), self.shape(name)
+        if name in self._coded:
+            return self.encode_rows(name, span, self._rows(self.source, name, span))
+        if len(shape) > 1:
+            inner = math.prod(shape[1:-1])
+            values = self._rows(self.source, name, (span[0] * inner, span[1] * inner)).reshape(-1, *shape[1:])
+        else:
+            (weight,) = self._weights[name]
+            values = self._part(self.source, weight, (0, self.source.spec(weight).shape[0])).flatten()
+            values = select_rows(values, span)
         self.check(name, values)
         return values
 
     def overhead(self, name: str, entries: int) -> int:
         width = math.prod(self.shape(name)[1:])
-        return super().overhead(self._names[name], entries * 4 + 2 * width)
+        return super().overhead(self._weights[name][0], entries * 4 + 2 * width)
 
     def encode(self, name: str, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        codes = self._gguf.quants.quantize(values.numpy(), self._kind)
-        decoded = self._gguf.quants.dequantize(codes, self._kind)
+        kind = self._coded[name]
+        if kind.name.endswith("_K"):
+            codes = quantize_rows(values, kind).numpy()
+        else:
+            codes = self._gguf.quants.quantize(values.numpy(), kind)
+        decoded = self._gguf.quants.dequantize(codes, kind)
         return torch.from_numpy(codes), torch.ones(len(values)), torch.from_numpy(np.ascontiguousarray(decoded))
+
+    def sample(self, name: str, count: int) -> Tensor | None:
+        weight = self._weights[name][0]
+        if weight not in self.first or not self.first.spec(weight).element.is_floating_point:
+            return None
+        return self._part(self.first, weight, (0, min(count, self.first.spec(weight).shape[0])))
+
+    def _rows(self, checkpoint: Checkpoint, name: str, rows: Rows) -> Tensor:
+        """Return rows of a tensor of the file, those of a stack of experts following one another."""
+        weights = self._weights[name]
+        height = math.prod(self.shape(name)[:-1]) // len(weights)
+        spans = [(max(0, rows[0] - i * height), min(height, rows[1] - i * height)) for i in range(len(weights))]
+        parts = zip(weights, spans, strict=True)
+        return torch.cat([self._part(checkpoint, weight, span) for weight, span in parts if span[0] < span[1]])
+
+    def _part(self, checkpoint: Checkpoint, weight: str, rows: Rows) -> Tensor:
+        return self._model.as_stored(weight, rows, lambda part: checkpoint.read(weight, part).to(torch.float32))
 
 
 def in_gguf(merge: Merge, form: str) -> Merge:
@@ -107,7 +150,7 @@ def in_gguf(merge: Merge, form: str) -> Merge:
             "model: add one of a known architecture to the models"
         )
     outputs = {output.name: output.spec.shape for output in merge.plan.outputs}
-    tied = set(merge.plan.aliases) | ({"lm_head.weight"} - set(model.stored))
+    tied = set(merge.plan.aliases) | ({"lm_head.weight"} - set(model.places))
     fits = {name: model.spec(name).shape for name in model.names()}
     if wrong := next(
         (name for name in {**fits, **outputs} if fits.get(name) != outputs.get(name) and name not in tied), None
@@ -116,7 +159,9 @@ def in_gguf(merge: Merge, form: str) -> Merge:
             f"output.quantize: {form}: {wrong!r} is {outputs.get(wrong, 'not there')} in the merge and "
             f"{fits.get(wrong, 'not there')} in {model.label}, which gives the settings of the GGUF file"
         )
-    view = GGUFEncoded(Merged(merge, merge.plan.models[0].label), model, form.upper())
+    if form.endswith("_k"):
+        load_ggml()
+    view = GGUFEncoded(Merged(merge, merge.plan.models[0].label), model, form.upper(), merge.sources[0])
     made = [Output(name, view.spec(name), "passthrough", (Source(0, name),)) for name in view.names()]
     header = {
         "file": str(model.file.path),
@@ -124,7 +169,8 @@ def in_gguf(merge: Merge, form: str) -> Merge:
         "tensors": {name: [list(view.shape(name)), view.kind(name)] for name in view.names()},
     }
     told = replace(merge.plan.sidecars, gguf=header)
-    note = f"{len(view.ledger.names())} matrices are written as {form.upper()}, with the settings of {model.label}"
+    kinds = ", ".join(f"{count} matrices are written as {kind}" for kind, count in view.kinds().items())
+    note = f"{kinds or 'no matrix is quantised'}, with the settings of {model.label}"
     whole = replace(merge.plan, aliases={})
     return quantised_merge(Merge(whole, merge.sources), view, made, told, note)
 

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from merganser.checkpoints.base import Checkpoint
-from merganser.engine.compute import NARROW, Arithmetic
+from merganser.engine.compute import Arithmetic
 from merganser.engine.execute import execute
 from merganser.engine.merge import Merge
 from merganser.engine.modules import ModuleNames, RenamingSink
 from merganser.engine.plan import Output
+from merganser.engine.ranges import NARROW
 from merganser.errors import InputError
 from merganser.methods.registry import lookup
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from merganser.checkpoints.base import Checkpoint, Rows, View
 from merganser.checkpoints.sidecars import Sidecars
 from merganser.engine.merge import Merge
+from merganser.engine.nested import Merged
 from merganser.engine.plan import Model, Output
 from merganser.errors import InputError
 from merganser.lazy import np, torch
@@ -30,12 +31,12 @@ class LayerError:
     Attributes:
         layer: The layer's number, or "rest".
         merged: ‖Q(w) - w‖ / ‖w‖ over the merged weights of the layer.
-        alone: The same for the first model's weights, from a sample of rows.
+        alone: The same for the first model's weights, from a sample of rows; None if it has none of them.
     """
 
     layer: str
     merged: float
-    alone: float
+    alone: float | None
 
 
 class Requantised(View):
@@ -50,7 +51,7 @@ class Requantised(View):
     def __init__(self, merged: Checkpoint, rows: Mapping[str, int], first: Checkpoint) -> None:
         super().__init__(merged, merged.label)
         self.ledger = Ledger(rows)
-        self._first = first
+        self.first = first
 
     @abstractmethod
     def encode(self, name: str, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,6 +61,10 @@ class Requantised(View):
         """Return the codes of some rows of a weight, and record their error."""
         self.check(name, values)
         codes, scales, decoded = self.encode(name, values)
+        if not bool(decoded.isfinite().all()):
+            raise InputError(
+                f"{name!r} of the merge has values up to {float(values.abs().max()):.3g}, too large to quantise"
+            )
         self.ledger.note(name, rows, scales, (decoded - values).square().sum(1), values.square().sum(1))
         return codes
 
@@ -79,16 +84,20 @@ class Requantised(View):
             layer = found[1] if (found := re.search(r"(?:^|\.)(\d+)\.", name)) else "rest"
             if (sums := self.ledger.sums(name)) is not None:
                 merged.setdefault(layer, []).append(sums)
-            if name in self._first and self._first.spec(name).element.is_floating_point:
-                alone.setdefault(layer, []).append(self._sampled(name))
-        return [LayerError(layer, _ratio(sums), _ratio(alone.get(layer, []))) for layer, sums in merged.items()]
+            if (values := self.sample(name, _SAMPLE)) is not None:
+                decoded = self.encode(name, values)[2]
+                error, norm = float((decoded - values).square().sum()), float(values.square().sum())
+                alone.setdefault(layer, []).append((error, norm))
+        return [
+            LayerError(layer, _ratio(sums), _ratio(alone[layer]) if layer in alone else None)
+            for layer, sums in merged.items()
+        ]
 
-    def _sampled(self, name: str) -> tuple[float, float]:
-        """Return the squared error and squared norm of a few rows of the first model's weight."""
-        total = self._first.spec(name).shape[0]
-        values = self._first.read(name, (0, min(total, _SAMPLE))).to(torch.float32)
-        decoded = self.encode(name, values)[2]
-        return float((decoded - values).square().sum()), float(values.square().sum())
+    def sample(self, name: str, count: int) -> Tensor | None:
+        """Return a few rows of the first model's weight in float32; None if it does not have it."""
+        if name not in self.first or not self.first.spec(name).element.is_floating_point:
+            return None
+        return self.first.read(name, (0, min(count, self.first.spec(name).shape[0]))).to(torch.float32)
 
 
 class Ledger:
@@ -139,6 +148,14 @@ def quantised_merge(merge: Merge, view: Requantised, outputs: Sequence[Output], 
         notes=(*plan.notes, note),
     )
     return Merge(quantised, (view, *merge.sources))
+
+
+def unquantised(merge: Merge) -> Merge:
+    """Return the merge whose result is quantised as it is written; a merge that is not quantised itself."""
+    view = merge.sources[0]
+    if isinstance(view, Requantised) and isinstance(view.source, Merged):
+        return Merge(view.source.plan, view.source.sources)
+    return merge
 
 
 def _ratio(sums: Sequence[tuple[float, float]]) -> float:

@@ -45,6 +45,22 @@ class Sink(Protocol):
         ...
 
 
+class PlacedSink(Sink, Protocol):
+    """A sink in memory, whose outputs can be computed where they belong."""
+
+    def place(self, output: Output) -> Tensor:
+        """Return the flat tensor of an output, which may have a wider dtype. Blocks computed into it are written
+        again (`write`), with themselves.
+        """
+        ...
+
+
+def place_of(sink: Sink | PlacedSink, output: Output) -> Tensor | None:
+    """Return the flat tensor of an output in a `PlacedSink`; None for other sinks."""
+    place = getattr(sink, "place", None)
+    return None if place is None else place(output)
+
+
 class ReportingSink(Sink, Protocol):
     """The sink of a worker in another process."""
 
@@ -79,9 +95,11 @@ class DictSink:
     def done(self) -> Collection[str]:
         return ()
 
+    def place(self, output: Output) -> Tensor:
+        return self.tensors[output.name].view(-1)
+
     def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
-        target = self.tensors[output.name].view(-1)
-        target[piece.offset : piece.offset + piece.numel].copy_(tensor.reshape(-1))
+        _copy(self.place(output), piece, tensor)
 
     def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
         pass
@@ -94,14 +112,26 @@ class ModuleSink:
     """Copies results into the parameters and buffers of a live module."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._targets = {name: tensor.detach() for name, tensor in module.state_dict(keep_vars=True).items()}
+        self._targets: dict[str, Tensor] = {
+            name: tensor.detach() for name, tensor in module.state_dict(keep_vars=True).items()
+        }
 
     def done(self) -> Collection[str]:
         return ()
 
+    def place(self, output: Output) -> Tensor:
+        flat: Tensor = self._targets[output.name].view(-1)
+        return flat
+
     def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
-        target = self._targets[output.name].view(-1)
-        target[piece.offset : piece.offset + piece.numel].copy_(tensor.reshape(-1))
+        _copy(self.place(output), piece, tensor)
 
     def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
         pass
+
+
+def _copy(target: Tensor, piece: Piece, tensor: Tensor) -> None:
+    """Copy a piece to its place, unless it was computed there."""
+    part = target[piece.offset : piece.offset + piece.numel]
+    if part.data_ptr() != tensor.data_ptr():
+        part.copy_(tensor.reshape(-1))

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from merganser.checkpoints.adapter_file import CONFIG, PREFIX
+from merganser.checkpoints.cards import render_adapter_card
 from merganser.engine.adapter_origin import AdapterOrigin
 from merganser.engine.publishing import publish
 from merganser.errors import InputError
@@ -137,7 +138,7 @@ def save_adapter(
         for part, tensor in zip(names, update.factors(ranks[module], dtype), strict=True):
             tensors[f"{PREFIX}{module}.{part}"] = tensor
     own = {module: each for module, each in ranks.items() if each != rank}
-    settings = {
+    settings: dict[str, Any] = {
         "peft_type": "LORA",
         "r": rank,
         "lora_alpha": rank,
@@ -157,6 +158,10 @@ def save_adapter(
     def write(directory: Path) -> None:
         save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
         (directory / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+        card = render_adapter_card(
+            settings.get("base_model_name_or_path"), origin.made_by, [label for label, _ in origin.sources]
+        )
+        (directory / "README.md").write_text(card, encoding="utf-8")
         origin.lock(directory, WEIGHTS)
 
     publish(out, write, overwrite=overwrite)
