@@ -97,3 +97,20 @@ def test_eigenpairs_in_float32():
             assert values.dtype == vectors.dtype == torch.float32
             np.testing.assert_allclose(values, wanted[: len(values)], atol=1e-5 * wanted[0])
             np.testing.assert_allclose(matrix @ vectors.double(), vectors.numpy() * wanted[:k], atol=1e-5 * wanted[0])
+
+
+def test_a_power_step_lowers_the_error(monkeypatch):
+    matrix = power_law(700, LARGE) + 0.03 * power_law(700, LARGE, 0.0, seed=1)
+    estimates = []
+    measure = leading._error
+    monkeypatch.setattr(leading, "_error", lambda *args: estimates.append(measure(*args)) or estimates[-1])
+    leading_svd(matrix, 64)
+    first = estimates[-1]
+    monkeypatch.setattr(leading, "ERROR", 0.9 * first)
+    found = leading_svd(matrix, 64)
+    assert found.u.dtype == torch.float32
+    assert estimates[-1] < 0.9 * first
+    wanted = truncation(matrix, 64)
+    assert np.linalg.norm(found.matrix().numpy() - wanted) < estimates[-1] * np.linalg.norm(wanted)
+    monkeypatch.setattr(leading, "STEPS", 0)
+    assert leading_svd(matrix, 64).u.dtype == torch.float64

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from merganser.kernels.polar import TOLERANCE, noise_levels, polar
+from merganser.kernels.polar import DEFECT, TOLERANCE, _defect, inverse_root, noise_levels, polar
 
 
 def with_weak(n, weak, size, rows=None):
@@ -49,3 +49,55 @@ def test_levels_change_smoothly_with_the_spectrum():
         if before is not None:
             np.testing.assert_allclose(levels, before, rtol=0.02)
         before = levels
+
+
+def subspaces(d, k, count, seed=0):
+    """Orthonormal bases side by side, as those of tasks are: square, they leave a few weak directions."""
+    rng = np.random.default_rng(seed)
+    bases = [np.linalg.qr(rng.standard_normal((d, k)))[0] for _ in range(count)]
+    return torch.from_numpy(np.concatenate(bases, axis=1)).float()
+
+
+def polar_in_float32(matrix):
+    root = inverse_root(matrix)
+    precision = root.precision(torch.float32)
+    return root, (matrix.to(precision) @ root.matrix().to(precision)).double()
+
+
+@pytest.mark.parametrize(("rows", "seed"), [(512, 0), (512, 1), (700, 0), (1024, 0)])
+def test_large_float32_matrices_have_the_polar_factor_of_float64(rows, seed):
+    """Chance may leave a direction of a square one that is too weak for float32."""
+    matrix = subspaces(rows, 64, 8, seed)
+    root, found = polar_in_float32(matrix)
+    assert rows == 512 or root.vectors.dtype == torch.float32
+    u, s, vt = np.linalg.svd(matrix.double().numpy(), full_matrices=False)
+    assert np.linalg.norm(found.numpy() - u @ vt) < DEFECT * np.linalg.norm(u @ vt)
+    np.testing.assert_allclose(root.s, s, rtol=1e-3)
+
+
+def test_directions_that_float32_cannot_tell_from_zero_are_dropped_as_in_float64():
+    matrix = subspaces(600, 64, 8)
+    matrix[:, 500:] = matrix[:, :12]
+    root, found = polar_in_float32(matrix)
+    assert int((root.weights == 0).sum()) == 12
+    wanted = polar(matrix.double())
+    assert float((found - wanted).norm() / wanted.norm()) < DEFECT
+
+
+@pytest.mark.parametrize("change", [1e-2, 1e-4, 1e-6])
+def test_many_weak_directions_are_decomposed_in_float64(change):
+    matrix = subspaces(600, 128, 4)
+    rng = np.random.default_rng(1)
+    matrix[:, 128:256] = matrix[:, :128] + change / 600**0.5 * torch.from_numpy(rng.standard_normal((600, 128))).float()
+    root, found = polar_in_float32(matrix)
+    assert root.vectors.dtype == torch.float64
+    wanted = polar(matrix.double())
+    assert float((found - wanted).norm() / wanted.norm()) < DEFECT
+
+
+def test_a_wrong_root_is_noticed():
+    matrix = subspaces(700, 64, 8)
+    root = inverse_root(matrix)
+    assert _defect(matrix, root) < DEFECT
+    assert _defect(matrix, root._replace(s=root.s * 1.001, weights=root.weights / 1.001)) > DEFECT
+    assert _defect(matrix, root._replace(vectors=root.vectors.roll(1, 1))) > DEFECT

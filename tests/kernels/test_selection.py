@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from merganser.kernels import selection
-from merganser.kernels.selection import Cutoff, chosen, largest
+from merganser.kernels.selection import Cutoff, chosen, largest, largest_share
 
 
 class Pieces:
@@ -147,3 +147,24 @@ def test_pieces_of_any_size_give_the_same_cutoff():
     cutoffs = {tuple(select(values, [5, 900], size)) for size in (1, 7, 64, 5000)}
     assert len(cutoffs) == 1
     assert all(isinstance(c.index, int) for c in itertools.chain(*cutoffs))
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-9, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "sorted", "alike", "zero"])
+def test_share_of_the_positive_scores(kind, share, monkeypatch):
+    """Found in one pass, as if the positive scores had been counted first; two if the sample misleads."""
+    monkeypatch.setattr(selection, "SMALL", 1 << 10)
+    rng = np.random.default_rng(0)
+    values = np.abs(rng.standard_normal(1 << 16)).astype(np.float32)
+    values = {
+        "dense": values,
+        "sparse": values * (rng.random(len(values)) < 0.03),
+        "sorted": np.sort(values) * (np.arange(len(values)) > 50000),
+        "alike": np.ones_like(values),
+        "zero": np.zeros_like(values),
+    }[kind]
+    pieces = Pieces(torch.from_numpy(values), 5000)
+    found = largest_share(pieces, lambda piece: piece, share, len(values))
+    passes, keep = pieces.passes, int(np.count_nonzero(values) * share)
+    assert found == largest(pieces, lambda piece: [piece], [[keep]], len(values))[0][0]
+    assert passes == 1 or kind == "sorted"

@@ -40,3 +40,26 @@ def test_low_rank_experts_are_merged_as_exactly_as_before(method):
 
 def test_order_of_the_models_does_not_matter(deltas):
     assert error(merge("tsv", deltas[::-1]), merge("tsv", deltas)) < 1e-4
+
+
+@pytest.mark.parametrize("distance", [None, 1e-1, 5e-3, 1e-3, 1e-4])
+@pytest.mark.parametrize("method", ["tsv", "iso_cts"])
+def test_many_experts_some_of_them_alike(method, distance):
+    """Float32 and float64 agree whether experts are far apart or nearly the same."""
+    experts = [task_matrix((512, 600), seed) for seed in range(8)]
+    if distance is not None:
+        noise = task_matrix((512, 600), 99)
+        experts[1] = experts[0] + distance * float(experts[0].norm() / noise.norm()) * noise
+    quick, exact = merge(method, experts), merge(method, experts, exact=True)
+    assert error(quick, exact) < 1e-4
+    if distance is None:
+        assert error(exact, published.METHODS[method]([expert.double() for expert in experts])) < 2e-6
+
+
+@pytest.mark.parametrize("distance", [0.0, 1e-6])
+@pytest.mark.parametrize("seed", range(6))
+def test_an_expert_that_is_there_twice(seed, distance):
+    """Merged copies have low rank, whose null vectors LAPACK's quicker routine may fail to tell apart."""
+    twin, other, noise = torch.randn(3, 640, 512, generator=torch.Generator().manual_seed(seed))
+    experts = [twin, twin + distance * noise, other]
+    assert error(merge("tsv", experts), merge("tsv", experts, exact=True)) < 1e-4

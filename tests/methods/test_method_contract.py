@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +12,7 @@ from method_driver import RowBlocks, make_group
 
 import merganser as mg
 from merganser.errors import InputError, RecipeError
+from merganser.methods import FAMILIES
 from merganser.methods.base import Method, threshold
 from merganser.methods.parameters import param
 from merganser.methods.registry import (
@@ -99,6 +102,7 @@ def test_names_are_taken_once():
 
 def test_a_method_may_be_registered_again(monkeypatch):
     """As a cell of a notebook does when it is run twice."""
+    registry()  # all of them, before the copy that forgets the new one
     monkeypatch.setattr("merganser.methods.registry._REGISTRY", dict(_REGISTRY))
 
     def define(nickname, **options):
@@ -125,6 +129,7 @@ def test_a_method_may_be_registered_again(monkeypatch):
 
 
 def test_a_method_that_is_registered_again_has_its_new_parameters(monkeypatch):
+    registry()  # all of them, before the copy that forgets the new one
     monkeypatch.setattr("merganser.methods.registry._REGISTRY", dict(_REGISTRY))
 
     @register
@@ -155,3 +160,31 @@ def test_parameters_are_described():
     assert (density.kind, density.per_model, density.default, density.required) == (float, True, 0.2, False)
     assert parameters(lookup("slerp"))["t"].required
     assert parameters(lookup("passthrough"))["scale"].kind is float
+
+
+def test_families_register_the_names_they_are_listed_with():
+    registry()
+    listed = {name: f"merganser.methods.{family}" for family, names in FAMILIES.items() for name in names}
+    own = {name: method for name, method in _REGISTRY.items() if method.__module__.startswith("merganser.methods.")}
+    assert {name: method.__module__ for name, method in own.items()} == listed
+
+
+def test_a_rule_is_looked_up_without_importing_the_others():
+    code = """
+import sys
+from merganser.errors import InputError
+from merganser.methods.registry import lookup, register
+lookup("ties")
+assert "merganser.methods.tsv" not in sys.modules
+from merganser.methods.base import Method
+class Mine(Method):
+    name = "tsv"
+try:
+    register(Mine)
+except InputError as error:
+    assert "two methods are called 'tsv'" in str(error)
+else:
+    raise AssertionError("a name of ours was taken")
+assert lookup("tsv").__module__ == "merganser.methods.tsv"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,15 +48,20 @@ class Median(Method):
 '''
 
 
-def install(tmp_path: Path, module: str) -> dict[str, str]:
-    """Install a package with pip, as a user would, and return an environment that has it."""
-    source, target = tmp_path / "toy", tmp_path / "site"
-    source.mkdir()
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package, installed with pip as a user would."""
+    source, target = tmp_path_factory.mktemp("toy"), tmp_path_factory.mktemp("site")
     (source / "pyproject.toml").write_text(PYPROJECT)
-    (source / "toy_merging.py").write_text(module)
+    (source / "toy_merging.py").write_text(MODULE)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
     subprocess.run([*command, "--target", str(target), str(source)], check=True, capture_output=True)
-    path = os.pathsep.join(filter(None, [str(target), os.environ.get("PYTHONPATH", "")]))
+    return target
+
+
+def with_site(site: Path) -> dict[str, str]:
+    """An environment that has the package."""
+    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path}
 
 
@@ -73,8 +79,8 @@ def models(tmp_path):
     return paths
 
 
-def test_an_installed_package_adds_its_methods(tmp_path, models):
-    environment = install(tmp_path, MODULE)
+def test_an_installed_package_adds_its_methods(tmp_path, site, models):
+    environment = with_site(site)
     rows = json.loads(call(environment, "methods", "--json").stdout)
     assert {"toy_median", "linear"} <= {row["name"] for row in rows}
     assert "times a factor" in call(environment, "methods", "toy_median").stdout
@@ -102,8 +108,10 @@ def test_an_installed_package_adds_its_methods(tmp_path, models):
         (MODULE.replace("toy_median", "linear"), "InputError: two methods are called 'linear'"),
     ],
 )
-def test_a_broken_package_is_named_and_stops_nothing_else(tmp_path, models, module, reason):
-    environment = install(tmp_path, module)
+def test_a_broken_package_is_named_and_stops_nothing_else(tmp_path, site, models, module, reason):
+    broken = Path(shutil.copytree(site, tmp_path / "site", ignore=shutil.ignore_patterns("__pycache__")))
+    (broken / "toy_merging.py").write_text(module)
+    environment = with_site(broken)
     assert f"The plugin toy-merging could not be imported: {reason}" in call(environment, "methods").stdout
     recipe = tmp_path / "recipe.yml"
     recipe.write_text(json.dumps({"method": "linear", "models": list(map(str, models))}))

@@ -8,7 +8,9 @@ truncated matrix is
     e = ‖R D‖_F / ‖Σ_k‖_F,   D_ii = σ_i² / (σ_i² − σ_{k+p+1}²),
 
 to first order (Wedin). A few random probes estimate ‖R D‖_F at the cost of a few matrix-vector products. Above `ERROR`
-the result is discarded, and `merganser.kernels.spectra` computes it in float64.
+a power step V ← AᵀU Σ⁻¹, which shrinks the part of direction j in v_i by σ_j²/σ_i², and another Rayleigh–Ritz step
+follow: rounding grows with the side of a matrix, and from about 2048 on one such step is often needed. If `STEPS` of
+them are not enough, `merganser.kernels.spectra` computes the result in float64.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 LARGE = 512
 #: Largest allowed relative error of a truncated matrix. Orthogonalising may multiply it by about seven.
 ERROR = 1.5e-5
+#: Power steps before float32 is given up.
+STEPS = 2
 #: Relative rounding of the eigenvalues of a float32 Gram matrix.
 ROUNDING = 4e-7
 #: Smallest share of σ₁² whose singular vectors a float32 Gram matrix resolves.
@@ -51,12 +55,16 @@ def leading_svd(matrix: Tensor, k: int) -> Factors:
     """
     if matrix.shape[0] < matrix.shape[1]:
         return leading_svd(matrix.T, k).T
-    width = k + max(16, k // 8)
-    if not _is_large(matrix) or 2 * width > matrix.shape[1] or (found := _eigenvectors(matrix, width)) is None:
+    width = k + max(16, k // 4)
+    if not _is_large(matrix) or 2 * width >= matrix.shape[1] or (found := _leading(matrix, width + 1)) is None:
         return spectra.top_svd(matrix, k)
-    values, basis = found
-    factors = _rayleigh_ritz(matrix, basis).truncate(k)
-    return factors if _error(matrix, factors, values[width]) <= ERROR else spectra.top_svd(matrix, k)
+    values, basis = found[0], found[1][:, :width]
+    for _ in range(1 + STEPS):
+        factors = _rayleigh_ritz(matrix, basis)
+        if _error(matrix, leading := factors.truncate(k), values[width]) <= ERROR:
+            return leading
+        basis = ((factors.u.T @ matrix) / factors.s[:, None]).T
+    return spectra.top_svd(matrix, k)
 
 
 def spectrum_and_leading_svd(matrix: Tensor, k: int) -> tuple[Tensor, Factors]:
@@ -93,6 +101,14 @@ def _is_large(matrix: Tensor) -> bool:
     if min(matrix.shape) < LARGE or matrix.dtype != torch.float32 or matrix.device.type != "cpu":
         return False
     return _RANGE[0] < float(matrix.norm()) < _RANGE[1]
+
+
+def _leading(matrix: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
+    """Return k singular values and right singular vectors, or None if float32 cannot resolve the last."""
+    from merganser.kernels.lapack import leading_eigenpairs
+
+    squares, basis = leading_eigenpairs(spectra.gram(matrix, dtype=torch.float32), k)
+    return (squares.double().sqrt(), basis) if bool(squares[-1] > RESOLVED * squares[0]) else None
 
 
 def _eigenvectors(matrix: Tensor, k: int) -> tuple[Tensor, Tensor] | None:

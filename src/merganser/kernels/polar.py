@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from merganser.kernels.spectra import gram, leading_eigenpairs, times
+from merganser.kernels.leading import LARGE
+from merganser.kernels.spectra import gram, leading_eigenpairs, times, transpose_times
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
@@ -18,11 +20,24 @@ TOLERANCE = 1e-5
 FINEST = 3e-7
 #: Up to this amplification an inverse root may be applied in float32; beyond it cancellation costs too many digits.
 FLOAT32_LIMIT = 64.0
-#: Above this share of the largest, the smallest eigenvalue of a Gram matrix is accurate in float32.
-WELL_CONDITIONED = 1e-2
+#: Above this share of the largest, eigenvalues of a Gram matrix are accurate in float32.
+WELL_CONDITIONED = 2e-3
+#: Largest allowed defect of a polar factor computed in float32; its error is about half of that.
+DEFECT = 8e-5
+#: Up to this share of the directions may be weaker and be computed again in float64.
+FEW = 1 / 8
+#: Largest amplification of the errors of float32 factors by orthogonalising; a merge shows about an eighth of it.
+AMPLIFICATION = 300.0
+_PROBES = 8
 
 
-def polar(matrix: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar") -> Tensor:
+class IllConditioned(Exception):
+    """Orthogonalising would amplify the errors of float32 factors too much."""
+
+
+def polar(
+    matrix: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar", limit: float = math.inf
+) -> Tensor:
     """The polar factor of A = U Σ Vᵀ as a filtered partial isometry, U f(Σ) Vᵀ, in float64.
 
     The orthogonal Procrustes solution U Vᵀ is not continuous where A loses rank: directions with σ → 0 enter
@@ -35,19 +50,24 @@ def polar(matrix: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization 
       nowhere.
 
     Since λ/10 ≥ 3e-8 is within what a float64 Gram matrix resolves, no SVD is needed.
+
+    Raises:
+        IllConditioned: If errors of A would be amplified by more than `limit`.
     """
-    return polar_and_norm(matrix, tolerance, kind)[0]
+    return polar_and_norm(matrix, tolerance, kind, limit)[0]
 
 
 def polar_and_norm(
-    matrix: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar"
+    matrix: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar", limit: float = math.inf
 ) -> tuple[Tensor, float]:
     """The polar factor and the nuclear norm from one decomposition."""
     if matrix.shape[0] < matrix.shape[1]:
-        factor, norm = polar_and_norm(matrix.T, tolerance, kind)
+        factor, norm = polar_and_norm(matrix.T, tolerance, kind, limit)
         return factor.T, norm
     root = inverse_root(matrix, tolerance, kind)
-    return times(matrix, root.matrix()), float(root.s.sum())
+    if root.mean_amplification > limit:
+        raise IllConditioned
+    return times(matrix, root.matrix().double()), float(root.s.sum())
 
 
 class InverseRoot(NamedTuple):
@@ -62,6 +82,11 @@ class InverseRoot(NamedTuple):
         """How much of a relative error of A may appear in the polar factor."""
         return float(self.s[0] * self.weights.max()) if self.s.numel() else 0.0
 
+    def precision(self, dtype: torch.dtype) -> torch.dtype:
+        """Return `dtype` if the product of A and the root has all its digits there, otherwise float64."""
+        measured = self.vectors.dtype == torch.float32
+        return dtype if measured or self.amplification <= FLOAT32_LIMIT else torch.float64
+
     @property
     def mean_amplification(self) -> float:
         """How much of a relative error spread evenly over A appears in the polar factor: rms(σ) · rms(f/σ)."""
@@ -75,21 +100,56 @@ class InverseRoot(NamedTuple):
 
 
 def inverse_root(matrix: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar") -> InverseRoot:
-    """What makes the columns of a matrix orthonormal, filtered as `polar` says.
+    """Return what makes the columns of a matrix orthonormal, filtered as `polar` says.
 
-    In float32 for a float32 matrix of at least twice as many rows as columns, if it proves well-conditioned.
+    A large or tall float32 matrix is decomposed in float32, with its weak directions computed again in float64, if the
+    defect XᵀX − W f(Σ)² Wᵀ of its polar factor X, which bounds the error of X, stays below `DEFECT`.
     """
     d, n = matrix.shape
-    narrow = matrix.dtype == torch.float32 and 2 * n <= d and kind == "polar"
-    values, w = leading_eigenpairs(gram(matrix, dtype=torch.float32 if narrow else None), n)
-    if narrow and not values[-1] > WELL_CONDITIONED * values[0]:
-        return inverse_root(matrix.double(), tolerance, kind)
-    s = values.clamp(min=0).sqrt()
+    if matrix.dtype == torch.float32 and kind == "polar" and n > 0 and (2 * n <= d or n >= LARGE):
+        squares, w = leading_eigenpairs(gram(matrix, dtype=torch.float32), n)
+        weak = n - int((squares > WELL_CONDITIONED * squares[0]).sum())
+        if weak <= FEW * n:
+            s, w = _refine(matrix, squares, w, weak) if weak else (squares.sqrt(), w)
+            root = _weigh(s, w, d, tolerance, kind)
+            if _defect(matrix, root) <= DEFECT:
+                return root
+        del squares, w
+    values, w = leading_eigenpairs(gram(matrix), n)
+    return _weigh(values.clamp(min=0).sqrt(), w, d, tolerance, kind)
+
+
+def _weigh(s: Tensor, w: Tensor, rows: int, tolerance: float, kind: Orthogonalization) -> InverseRoot:
     if s.numel() == 0 or not s[0] > 0:
         return InverseRoot(s, w, torch.zeros_like(s))
     x = s / s[0]
-    kept = passband(x, tolerance if kind == "whiten" else noise_levels(x, d, tolerance), kind)
+    kept = passband(x, tolerance if kind == "whiten" else noise_levels(x, rows, tolerance), kind)
     return InverseRoot(s, w, torch.where(kept > 0, kept / s.clamp(min=torch.finfo(s.dtype).tiny), 0.0))
+
+
+def _refine(matrix: Tensor, squares: Tensor, vectors: Tensor, weak: int) -> tuple[Tensor, Tensor]:
+    """Return the singular values and right singular vectors with the last `weak` computed again in float64.
+
+    What rounding left of the strong directions W₁ in the weak ones W₂ is removed to first order, W₂ ← W₂ − W₁ Λ₁⁻¹ W₁ᵀ
+    AᵀA W₂; a Rayleigh–Ritz step then tells the weak ones apart.
+    """
+    strong, rest = vectors[:, :-weak], vectors[:, -weak:].double()
+    mixed = strong.T @ transpose_times(matrix, times(matrix, rest)).float() / squares[:-weak, None]
+    rest, _ = torch.linalg.qr(rest - (strong @ mixed).double())
+    values, rotation = leading_eigenpairs(gram(times(matrix, rest)), weak)
+    s = torch.cat([squares[:-weak].sqrt(), values.clamp(min=0).sqrt().float()])
+    return s, torch.cat([strong.T, (rotation.T @ rest.T).float()]).T
+
+
+def _defect(matrix: Tensor, root: InverseRoot) -> float:
+    """Estimate ‖XᵀX − W f² Wᵀ‖_F / √n of X = A W diag(f/σ) Wᵀ with Gaussian probes."""
+    n = matrix.shape[1]
+    probes = torch.randn(_PROBES, n, generator=torch.Generator().manual_seed(0)).to(matrix)
+    along = probes @ root.vectors
+    scaled = (along * root.weights) @ root.vectors.T
+    back = (scaled @ matrix.T) @ matrix
+    left = (back @ root.vectors) * root.weights - along * (root.weights * root.s).square()
+    return float(left.norm()) / math.sqrt(_PROBES * n)
 
 
 def noise_levels(x: Tensor, rows: int, tolerance: float = TOLERANCE) -> Tensor:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from merganser.kernels.recording import Lane, NotRecordable
+from merganser.kernels.spheres import nonzero
 from merganser.kernels.tiles import Results
 from merganser.lazy import np, torch
 
@@ -113,6 +114,26 @@ def largest(
     return [[found[i, k] for k in counts] for i, counts in enumerate(keep)]
 
 
+def largest_share(blocks: Stream, scores: Callable[[Any], Tensor], share: float, numel: int) -> Cutoff:
+    """Return the cutoff of the k largest scores, k = ⌊`share` · the number of positive ones⌋.
+
+    The positive scores are counted in the pass that looks for the cutoff.
+    """
+    if numel <= SMALL:
+        keep = int(sum(blocks.map(lambda block: nonzero(scores(block)))) * share)
+        return largest(blocks, lambda block: [scores(block)], [[keep]], numel)[0][0]
+    search = _Search(blocks, lambda block: [scores(block)], numel)
+    drawn = search.draw()
+    positive = sum(np.count_nonzero(block[0]) for block in drawn) / sum(block[0].size for block in drawn)
+    brackets = search.brackets(drawn, [(0, round(share * positive * numel))])
+    found = blocks.map(lambda block: (search.part(score := scores(block), brackets[0]), nonzero(score)))
+    keep = int(sum(count for _, count in found) * share)
+    if not 0 < keep < numel:
+        return Cutoff(math.inf, 0) if keep <= 0 else Cutoff(0.0, numel)
+    cutoff = search.resolve(0, keep, brackets[0], [part for part, _ in found])
+    return cutoff or search.narrow([(0, keep)], search.histograms([(0, keep)]))[0]
+
+
 def _directly(
     blocks: Stream, scores: Callable[[Any], Sequence[Tensor]], wanted: Sequence[tuple[int, int]]
 ) -> list[Cutoff]:
@@ -161,7 +182,10 @@ class _Search:
         self.numel = numel
 
     def run(self, wanted: Sequence[tuple[int, int]]) -> list[Cutoff]:
-        brackets = self.sample(wanted)
+        return self.narrow(wanted, self.brackets(self.draw(), wanted))
+
+    def narrow(self, wanted: Sequence[tuple[int, int]], brackets: list[_Bracket]) -> list[Cutoff]:
+        """Return the cutoffs; brackets that miss theirs are replaced."""
         while True:
             parts = list(zip(*self.scan([i for i, _ in wanted], brackets), strict=True))
             cutoffs = [self.resolve(i, k, b, p) for (i, k), b, p in zip(wanted, brackets, parts, strict=True)]
@@ -171,17 +195,18 @@ class _Search:
             for j, bracket in zip(missed, self.histograms([wanted[j] for j in missed]), strict=True):
                 brackets[j] = bracket
 
-    def sample(self, wanted: Sequence[tuple[int, int]]) -> list[_Bracket]:
-        """Return brackets from a few scores of a few blocks, as wide as their scatter within and between blocks
-        requires.
-        """
+    def draw(self) -> list[list[Bits]]:
+        """Return a few scores of a few blocks."""
         drawn = self.blocks.map(lambda block: [_bits(score) for score in self.scores(block)], stride=_SAMPLED)
         step = (
             sum(block[0].size for block in drawn) // _TAKEN | 1
         )  # odd, so that not every row contributes the same columns
-        drawn = [[bits[::step] for bits in block] for block in drawn]
         self.kind = drawn[0][0].dtype.type
         self.top = int(np.iinfo(self.kind).max)
+        return [[bits[::step] for bits in block] for block in drawn]
+
+    def brackets(self, drawn: Sequence[Sequence[Bits]], wanted: Sequence[tuple[int, int]]) -> list[_Bracket]:
+        """Return brackets from a sample, as wide as its scatter within and between blocks requires."""
         brackets = []
         for i, k in wanted:
             parts = [blocks[i] for blocks in drawn]

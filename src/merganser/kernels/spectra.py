@@ -183,9 +183,9 @@ def randomized_svd(matrix: Tensor, k: int, *, seed: int = 0, oversample: int = 1
     sample = np.random.Generator(np.random.PCG64(seed)).standard_normal((matrix.shape[1], width))
     basis = torch.from_numpy(sample).to(matrix.device)
     for _ in range(passes):
-        basis = torch.linalg.qr(_transpose_times(matrix, times(matrix, basis))).Q
+        basis = torch.linalg.qr(transpose_times(matrix, times(matrix, basis))).Q
     left = torch.linalg.qr(times(matrix, basis)).Q
-    small = top_svd(_transpose_times(matrix, left).T, k)
+    small = top_svd(transpose_times(matrix, left).T, k)
     return Factors(left @ small.u, small.s, small.v)
 
 
@@ -236,7 +236,7 @@ def times(matrix: Tensor, right: Tensor) -> Tensor:
     return out.T
 
 
-def _transpose_times(matrix: Tensor, left: Tensor) -> Tensor:
+def transpose_times(matrix: Tensor, left: Tensor) -> Tensor:
     """Return Aᵀ · B in float64, streamed over the rows of A."""
     out = torch.zeros(matrix.shape[1], left.shape[1], dtype=torch.float64, device=matrix.device)
     for rows, block in _row_blocks(matrix):

@@ -71,8 +71,13 @@ def gram(vectors: Sequence[Tensor]) -> list[list[float]]:
 
 
 def combine(parts: Sequence[Sequence[Sequence[float]]]) -> Array:
-    """Return the Gram matrix from those of the pieces, correctly rounded, independent of their order."""
-    matrix = np.empty((len(parts[0]), len(parts[0])))
+    """Return the Gram matrix from those of the pieces, correctly rounded, independent of their order.
+
+    All of it is NaN if a product is not finite: angles to a vector whose norm overflows are unknown.
+    """
+    matrix = np.full((len(parts[0]), len(parts[0])), math.nan)
+    if not all(math.isfinite(value) for part in parts for row in part for value in row):
+        return matrix
     for i in range(len(matrix)):
         for j in range(i + 1):
             matrix[i, j] = matrix[j, i] = math.fsum(part[i][j] for part in parts)
@@ -86,7 +91,7 @@ def slerp(matrix: Array, t: float, parallel: float = PARALLEL) -> Array:
     A zero vector counts as orthogonal to everything.
     """
     norms = math.sqrt(matrix[0, 0] * matrix[1, 1])
-    cosine = matrix[0, 1] / norms if norms > 0 else 0.0
+    cosine = 0.0 if norms == 0 else matrix[0, 1] / norms
     if abs(cosine) > parallel:
         return np.array([1 - t, t])
     angle = math.acos(cosine)
@@ -101,10 +106,15 @@ def barycentre(matrix: Array, weights: Sequence[float], epsilon: float) -> Array
     weight = np.asarray(weights, dtype=np.float64)
     norms = np.sqrt(np.diag(matrix))
     shares = weight / (norms + epsilon)
-    length = math.sqrt(max(0.0, float(shares @ matrix @ shares)))
+    length = _root(float(shares @ matrix @ shares))
     if length < epsilon:
         return weight
     return shares * (float(weight @ norms) / length)
+
+
+def _root(square: float) -> float:
+    """Return the square root; 0 of a number that rounding made negative, NaN of NaN."""
+    return 0.0 if square < 0 else math.sqrt(square)
 
 
 def karcher(matrix: Array, weights: Sequence[float], iterations: int, tolerance: float) -> Array:
@@ -116,7 +126,7 @@ def karcher(matrix: Array, weights: Sequence[float], iterations: int, tolerance:
     """
     weight = np.asarray(weights, dtype=np.float64) / sum(weights)
     norms = np.sqrt(np.diag(matrix))
-    valid = (norms > tolerance) & (weight > 0)
+    valid = ~(norms <= tolerance) & (weight > 0)
     if not valid.any():
         return np.zeros(len(norms))
     inverse = np.where(valid, 1 / np.where(valid, norms, 1), 0)
@@ -125,7 +135,7 @@ def karcher(matrix: Array, weights: Sequence[float], iterations: int, tolerance:
     cosines = matrix * np.outer(inverse, inverse)
 
     def length(c: Array) -> float:
-        return math.sqrt(max(0.0, float(c @ cosines @ c)))
+        return _root(float(c @ cosines @ c))
 
     point = share
     if length(point) < tolerance:

@@ -9,6 +9,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #if defined(__GNUC__) && !defined(__clang__)
 #define EACH _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++)
@@ -22,7 +25,8 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-enum { FLOAT32, BFLOAT16, FLOAT16 };
+/* The last two are for results alone: rounded to the narrow type, and stored in float32. */
+enum { FLOAT32, BFLOAT16, FLOAT16, ROUNDED_BFLOAT16, ROUNDED_FLOAT16 };
 enum {
     LOAD, LOAD_MINUS, STORE, FILL, ADD, SUB, MUL, DIV, MAX, MIN, COPYSIGN, AXPY, ADDCMUL, LERP, ADDS, MULS, MAXS, MINS,
     ABS, NEG, SIGN, SHRINK, GES, SELECT, BY_ROW, DROP, DROP_BY_RANK, SUM, NONZERO, SCAN, TAKE
@@ -102,6 +106,13 @@ INLINE int load(float *to, const Source *source, const float *minus, int64_t at,
     return largest >= 0x7F800000;
 }
 
+INLINE int32_t narrow(float x) { /* to the bits of a float16: subnormal numbers by an addition, others by a carry */
+    uint32_t m = bits(x) & 0x7FFFFFFF;
+    uint32_t tiny = bits(number(m) + 0.5f) - 0x3F000000u;
+    uint32_t large = (m - 0x38000000u + 0xFFF + ((m >> 13) & 1)) >> 13;
+    return m < 0x38800000u ? (int32_t)tiny : m >= 0x47800000u ? 0x7C00 : (int32_t)large;
+}
+
 INLINE int store(void *to, const float *x, int64_t dtype, int64_t at, int64_t n) {
     int32_t largest = 0;
     if (dtype == BFLOAT16) {
@@ -116,19 +127,44 @@ INLINE int store(void *to, const float *x, int64_t dtype, int64_t at, int64_t n)
     }
     if (dtype == FLOAT16) {
         uint16_t *y = (uint16_t *)to + at;
-        EACH { /* subnormal numbers are rounded by an addition, others by a carry */
-            uint32_t u = bits(x[i]), m = u & 0x7FFFFFFF;
-            uint32_t tiny = bits(number(m) + 0.5f) - 0x3F000000u;
-            uint32_t large = (m - 0x38000000u + 0xFFF + ((m >> 13) & 1)) >> 13;
-            int32_t v = m < 0x38800000u ? (int32_t)tiny : m >= 0x47800000u ? 0x7C00 : (int32_t)large;
+        EACH {
+            int32_t v = narrow(x[i]);
             largest = v > largest ? v : largest;
-            y[i] = (uint16_t)(v | (u >> 16 & 0x8000));
+            y[i] = (uint16_t)(v | (bits(x[i]) >> 16 & 0x8000));
         }
         return largest >= 0x7C00;
     }
     float *y = (float *)to + at;
     EACH { int32_t m = bits(x[i]) & 0x7FFFFFFF; largest = m > largest ? m : largest; y[i] = x[i]; }
     return largest >= 0x7F800000;
+}
+
+/* Copies past the caches: a live model is far larger than they are, and its old values need not be read. */
+INLINE void stream(float *to, const float *from, int64_t n) {
+    int64_t i = 0;
+#ifdef __SSE2__
+    for (; i < n && (uintptr_t)(to + i) % 16; i++) to[i] = from[i];
+    for (; i + 4 <= n; i += 4) _mm_stream_ps(to + i, _mm_loadu_ps(from + i));
+#endif
+    memcpy(to + i, from + i, (size_t)(n - i) * 4);
+}
+
+/* Rounding to a narrow type, stored in float32. `x` is rounded in place. */
+INLINE int store_rounded(float *to, float *x, int64_t dtype, int64_t at, int64_t n) {
+    int32_t largest = 0;
+    const int32_t limit = dtype == ROUNDED_BFLOAT16 ? 0x7F800000 : 0x7C00;
+    if (dtype == ROUNDED_BFLOAT16) EACH {
+        uint32_t u = bits(x[i]), v = (u + 0x7FFF + ((u >> 16) & 1)) & 0xFFFF0000u;
+        int32_t m = v & 0x7FFFFFFF;
+        largest = m > largest ? m : largest;
+        x[i] = number(v);
+    } else EACH {
+        int32_t v = narrow(x[i]);
+        largest = v > largest ? v : largest;
+        x[i] = number(bits(number((uint32_t)v << 13) * 0x1p112f) | (bits(x[i]) & 0x80000000u));
+    }
+    stream(to + at, x, n);
+    return largest >= limit;
 }
 
 /* The sum in float64, in numpy's order: eight interleaved sums over runs of up to 128, halves of what is longer. */
@@ -268,7 +304,10 @@ INLINE int step(const Step *s, const Job *job, Scratch *scratch, int64_t n) {
     switch (s->op) {
     case LOAD: return load(y, &job->sources[s->place], NULL, at, n);
     case LOAD_MINUS: return load(y, &job->sources[s->place], a, at, n);
-    case STORE: return store(job->out, a, job->dtype, scratch->taken, n);
+    case STORE: /* the last step */
+        if (job->dtype >= ROUNDED_BFLOAT16)
+            return store_rounded(job->out, base + s->a * pitch, job->dtype, scratch->taken, n);
+        return store(job->out, a, job->dtype, scratch->taken, n);
     case FILL: EACH y[i] = x; break;
     case ADD: EACH y[i] = a[i] + b[i]; break;
     case SUB: EACH y[i] = a[i] - b[i]; break;
@@ -330,6 +369,9 @@ INLINE int step(const Step *s, const Job *job, Scratch *scratch, int64_t n) {
     return 0;
 }
 
+/* Raised with every change of what Python and this file tell each other. */
+const int tiles_version = 2;
+
 /* Run the steps over a block. Returns 0; 1 if an input or a result is not finite; -1 if memory is short. */
 FOR_EACH_PROCESSOR
 int run_tiles(const Step *steps, int64_t count, int64_t registers, int64_t streams, int ranked, const Job *job) {
@@ -358,5 +400,8 @@ int run_tiles(const Step *steps, int64_t count, int64_t registers, int64_t strea
         s.taken += n;
     }
     free(arena);
+#ifdef __SSE2__
+    _mm_sfence(); /* other threads see what was streamed */
+#endif
     return bad;
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,6 +16,7 @@ from merganser.lazy import np
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import torch
     from torch import Tensor
 
 Array: TypeAlias = "npt.NDArray[Any]"
@@ -24,6 +25,10 @@ Array: TypeAlias = "npt.NDArray[Any]"
 TILE = 1024
 #: The dtypes that can be read and written, by their numbers in the library.
 DTYPES = {"torch.float32": 0, "torch.bfloat16": 1, "torch.float16": 2}
+#: The numbers of results that are rounded to a dtype and stored in float32.
+ROUNDED = {"torch.bfloat16": 3, "torch.float16": 4}
+#: The version of the library that this module speaks to; another was built from older sources.
+VERSION = 2
 #: The fields of a step, as numpy has them.
 STEP = [
     *((name, "<i4") for name in ("op", "to", "a", "b", "c")),
@@ -52,8 +57,11 @@ def library() -> Any:
     """Return the function that runs tiles, or None if it was not built or cannot be loaded."""
     for path in sorted(Path(__file__).parent.glob("_tiles*")):
         try:
-            run = ctypes.CDLL(str(path)).run_tiles
-        except (OSError, AttributeError):
+            loaded = ctypes.CDLL(str(path))
+            if ctypes.c_int.in_dll(loaded, "tiles_version").value != VERSION:
+                continue
+            run = loaded.run_tiles
+        except (OSError, ValueError, AttributeError):
             continue
         run.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_int, ctypes.c_void_p]
         run.restype = ctypes.c_int
@@ -79,6 +87,11 @@ class Program:
     tile: int
     row: int
     tables: tuple[Array, ...]
+
+    @cached_property
+    def address(self) -> int:
+        """Where the steps are in memory."""
+        return int(self.steps.ctypes.data)
 
 
 @dataclass(frozen=True)
@@ -110,6 +123,7 @@ def run(
     size: int,
     out: Tensor | None = None,
     stride: int = 1,
+    dtype: torch.dtype | None = None,
 ) -> Results | None:
     """Run a program over a block.
 
@@ -121,6 +135,7 @@ def run(
         size: The number of its entries.
         out: The destination of a program that stores the block.
         stride: Compute one in `stride` tiles.
+        dtype: The dtype of the result, if it is not that of `out`, which is then float32.
 
     Returns:
         The results; None if an input or a result is not finite, so that torch must compute it.
@@ -133,13 +148,14 @@ def run(
     counts = np.zeros((program.scans, 4), np.int64)
     room = 0 if not program.scans else taken * TILE if program.takes else size // 8
     kept = np.empty((program.scans, room), np.uint32)
+    code = 0 if out is None else DTYPES[str(out.dtype)] if dtype in (None, out.dtype) else ROUNDED[str(dtype)]
     job = _TileJob(
         sources.ctypes.data, seeds.ctypes.data, offset, size, program.tile, stride, program.row,
-        out.data_ptr() if out is not None else None, DTYPES[str(out.dtype)] if out is not None else 0,
-        sums.ctypes.data, counts.ctypes.data, kept.ctypes.data, room,
+        out.data_ptr() if out is not None else None, code,
+        *(array.ctypes.data if array.size else None for array in (sums, counts, kept)), room,
     )  # fmt: skip
     state = library()(
-        program.steps.ctypes.data,
+        program.address,
         len(program.steps),
         program.registers,
         len(program.draws),

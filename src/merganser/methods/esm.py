@@ -16,7 +16,7 @@ from merganser.methods.isotropic import flatten_spectrum
 from merganser.methods.matrices import FLOOR, MatrixRule, WeightedDeltas, matrix_shape, rank_kept
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
-from merganser.methods.tsv import decompose, orthogonal_sum
+from merganser.methods.tsv import merge_tasks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +73,7 @@ class ESM(MatrixRule):
     def combine(self, deltas: WeightedDeltas) -> Tensor:
         """Apply TSV-Merge to matrices whose inputs are not known."""
         k = rank_kept(min(deltas.shape), len(deltas), self.rank_fraction)
-        return orthogonal_sum(decompose(deltas, k), "polar", self.tolerance, deltas.dtype)
+        return merge_tasks(deltas, k, "polar", self.tolerance)
 
     def scratch(self, spec: TensorSpec, models: int) -> int:
         """Return the memory of all tasks' factors, one task's matrices, and the statistics, which come with the

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from merganser.kernels.leading import LARGE, leading_svd
-from merganser.kernels.polar import FLOAT32_LIMIT, TOLERANCE, inverse_root, polar, polar_and_norm
+from merganser.kernels.polar import (
+    AMPLIFICATION,
+    FLOAT32_LIMIT,
+    TOLERANCE,
+    IllConditioned,
+    inverse_root,
+    polar,
+    polar_and_norm,
+)
 from merganser.kernels.spectra import Factors, top_svd
 from merganser.lazy import torch
 from merganser.methods.duplicates import average_over_groupings
@@ -65,21 +75,38 @@ class IsoCTS(Isotropic):
         if share == 0:
             return flatten_spectrum(total, self.tolerance, self.exact).to(deltas.dtype)
         common = top_svd(total, n - share * len(deltas)).above(FLOOR)
-        narrow = not self.exact and n >= LARGE and deltas.dtype == torch.float32
-        wide, decompose = (torch.float32, leading_svd) if narrow else (torch.float64, top_svd)
-        left, parts = common.u.to(wide), []
+        if not self.exact and n >= LARGE and deltas.dtype == torch.float32:
+            with suppress(IllConditioned):
+                return self._join(common, deltas, share, leading_svd, torch.float32)
+        return self._join(common, deltas, share, top_svd, torch.float64)
+
+    def _join(
+        self,
+        common: Factors,
+        deltas: WeightedDeltas,
+        share: int,
+        decompose: Callable[[Tensor, int], Factors],
+        wide: torch.dtype,
+    ) -> Tensor:
+        """Join the common directions and `share` directions of each task, and give all the same weight.
+
+        Raises:
+            IllConditioned: If `wide` is float32 and too narrow for experts that are so much alike.
+        """
+        n, left, parts = min(deltas.shape), common.u.to(wide), []
         for delta in deltas:
             rest = delta.to(wide, copy=True)
             floor = FLOOR * float(rest.norm())
             rest -= left @ (left.T @ rest)
             own = decompose(rest, share)
             parts.append(own.truncate(int((own.s > floor).sum())))
+        limit = AMPLIFICATION if wide == torch.float32 else math.inf
 
         def merge(own: Sequence[Factors]) -> Tensor:
             u, s, v = (torch.cat(part, dim=-1) for part in zip(common, *own, strict=True))
             if s.numel() == 0:
                 return deltas.zeros()
-            u, v = polar(u, self.tolerance), polar(v, self.tolerance)
+            u, v = polar(u, self.tolerance, limit=limit), polar(v, self.tolerance, limit=limit)
             return (u * (s.sum() / n)).to(deltas.dtype) @ v.to(deltas.dtype).T
 
         return average_over_groupings(parts, merge)

@@ -43,7 +43,7 @@ class ModelStock(Method):
         matrix = gram(blocks)
         norms = np.sqrt(np.diag(matrix))
         products = [(matrix[i, j], norms[i] * norms[j]) for i, j in combinations(range(len(norms)), 2)]
-        cosine = sum(dot / scale if scale > 0 else 0.0 for dot, scale in products) / len(products)
+        cosine = sum(0.0 if scale == 0 else dot / scale for dot, scale in products) / len(products)
         return float(_ratio(torch.tensor(cosine, dtype=torch.float64, device="cpu"), len(norms)))
 
     def merge(self, group: Group, state: State = None) -> Tensor:
@@ -56,7 +56,7 @@ class ModelStock(Method):
         for i, j in combinations(range(len(deltas)), 2):
             scale = norms[i] * norms[j]
             dot = sums(deltas[i] * deltas[j], -1, keepdim=True)
-            cosines.append(torch.where(scale > 0, dot / scale, 0.0))
+            cosines.append(torch.where(scale == 0, 0.0, dot / scale))
         ratio = _ratio(torch.stack(cosines).mean(0), len(deltas))
         return torch.lerp(group.anchor, mean, ratio.to(mean.dtype))
 
@@ -64,4 +64,4 @@ class ModelStock(Method):
 def _ratio(cosine: Tensor, count: int) -> Tensor:
     """Return t of the mean cosine; 0 (the base) if task vectors cancel and t has its pole."""
     below = 1 + (count - 1) * cosine.clamp(-1, 1)
-    return torch.where(below > 1e-6, count * cosine.clamp(-1, 1) / below, 0.0)
+    return torch.where(below <= 1e-6, 0.0, count * cosine.clamp(-1, 1) / below)

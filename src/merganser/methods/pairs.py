@@ -16,6 +16,9 @@ from merganser.methods.registry import register
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: Entries of the rows whose divergence is computed at a time.
+_CACHED = 1 << 18
+
 
 @register
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class ArceeFusion(Method):
 
     def _divergences(self, blocks: Blocks) -> Tensor:
         if len(blocks.shape) > 1:
-            return torch.cat(blocks.map(lambda group: _divergence(group.models[0], group.anchor).view(-1)))
+            return torch.cat(blocks.map(lambda group: _divergence(group.models[0], group.anchor)))
         parts = blocks.map(lambda group: (group.models[0].reshape(-1), group.anchor.reshape(-1)))
         model, base = (torch.cat(side) for side in zip(*parts, strict=True))
         return _divergence(model, base)
@@ -83,6 +86,13 @@ def _importance(group: Group, divergence: Tensor) -> Tensor:
 
 
 def _divergence(model: Tensor, base: Tensor) -> Tensor:
-    """Return KL along the last axis. Rounding can make it negative where the two are equal."""
-    p, q = torch.softmax(model, dim=-1).add_(1e-8), torch.softmax(base, dim=-1).add_(1e-8)
-    return (p * torch.log(p / q)).sum(dim=-1, keepdim=True).clamp_(min=0)
+    """Return KL along the last axis, a few rows at a time, which stay in the cache. Rounding can make it negative where
+    the two are equal.
+    """
+    rows = max(1, _CACHED // max(1, model.shape[-1]))
+    pairs = zip(*(torch.split(side.reshape(-1, side.shape[-1]), rows) for side in (model, base)), strict=True)
+    parts = []
+    for m, b in pairs:
+        p, q = torch.softmax(m, dim=-1).add_(1e-8), torch.softmax(b, dim=-1).add_(1e-8)
+        parts.append(torch.div(p, q, out=q).log_().mul_(p).sum(dim=-1))
+    return torch.cat(parts).clamp_(min=0)

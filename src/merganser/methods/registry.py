@@ -6,14 +6,18 @@ import dataclasses
 import functools
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, TypeVar, overload
 
 from merganser.errors import InputError, RecipeError, did_you_mean
+from merganser.methods import FAMILIES
 from merganser.methods.base import Method
 from merganser.methods.parameters import Parameter
 from merganser.methods.plugins import load_plugins
 
 _REGISTRY: dict[str, type[Method]] = {}
+#: The module that registers each of our own names.
+_MODULES = {name: f"merganser.methods.{family}" for family, names in FAMILIES.items() for name in names}
 #: Methods of the literature that need data, with the function that computes each.
 FUNCTIONS_OF_DATA = {
     "adamerging": "mg.tuning.adamerge",
@@ -55,6 +59,8 @@ def register(cls: M | None = None, *, replace: bool = False) -> M | Callable[[M]
 def _register(cls: M, replace: bool) -> M:
     names = (cls.name, *cls.also)
     for name in names:
+        if name in _MODULES and _MODULES[name] != cls.__module__:
+            import_module(_MODULES[name])
         if name in _REGISTRY and not replace:
             raise InputError(
                 f"two methods are called {name!r}; choose another name, or register(replace=True) to replace the first"
@@ -68,8 +74,8 @@ def _register(cls: M, replace: bool) -> M:
 
 def registry() -> Mapping[str, type[Method]]:
     """Return every method by its own name, sorted, including those of installed plugins."""
-    import merganser.methods  # noqa: F401  (registers the families)
-
+    for family in FAMILIES:
+        import_module(f"merganser.methods.{family}")
     load_plugins()
     return {name: method for name, method in sorted(_REGISTRY.items()) if name == method.name}
 
@@ -80,14 +86,14 @@ def lookup(name: str, where: str = "method") -> type[Method]:
     Raises:
         RecipeError: If there is none; the message suggests a similar name, or the function of `mg.tuning` to call.
     """
-    methods = registry()
+    if name in _MODULES:
+        import_module(_MODULES[name])
+    failures = load_plugins()
     if name in FUNCTIONS_OF_DATA:
         raise RecipeError(f"{where}: {name!r} needs data, so recipes cannot use it; call {FUNCTIONS_OF_DATA[name]}")
     if name not in _REGISTRY:
-        hint = did_you_mean(name, (*methods, *FUNCTIONS_OF_DATA))
-        broken = "".join(
-            f"; the plugin {package} could not be imported ({why})" for package, why in load_plugins().items()
-        )
+        hint = did_you_mean(name, (*registry(), *FUNCTIONS_OF_DATA))
+        broken = "".join(f"; the plugin {package} could not be imported ({why})" for package, why in failures.items())
         raise RecipeError(f"{where}: unknown method {name!r}{hint}{broken}")
     return _REGISTRY[name]
 

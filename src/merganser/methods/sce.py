@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from merganser.kernels.selection import Cutoff, largest
-from merganser.kernels.spheres import nonzero, total
+from merganser.kernels.selection import Cutoff, largest_share
+from merganser.kernels.spheres import total
 from merganser.lazy import torch
 from merganser.methods.base import Blocks, Group, State
 from merganser.methods.consensus import elected_mean_
@@ -55,9 +55,8 @@ class Sce(TaskVectorMethod):
         return torch.add(group.anchor, merged, alpha=self.scale, out=merged)
 
     def _cutoff(self, blocks: Blocks) -> Cutoff:
-        varying = sum(blocks.map(lambda group: nonzero(_variance(group.deltas()))))
-        keep = int(varying * self.select_topk)
-        return largest(blocks, lambda group: [_variance(group.deltas())], [[keep]], math.prod(blocks.shape))[0][0]
+        numel = math.prod(blocks.shape)
+        return largest_share(blocks, lambda group: _variance(group.deltas()), self.select_topk, numel)
 
     def _selected(self, group: Group, cutoff: Cutoff | None) -> list[Tensor]:
         deltas = group.deltas()

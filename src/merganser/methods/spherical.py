@@ -128,7 +128,7 @@ def _coefficients(products: Tensor, t: float) -> Tensor:
     """Return `spheres.slerp` for many pairs of vectors at once."""
     aa, ab, bb = products
     norms = (aa * bb).sqrt()
-    angle = torch.where(norms > 0, ab / norms, 0.0).clamp(-1, 1).acos()
+    angle = torch.where(norms == 0, 0.0, ab / norms).clamp(-1, 1).acos()
     sine = angle.sin()
     linear = sine < 1e-8
     first = torch.where(linear, 1 - t, ((1 - t) * angle).sin() / sine)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from merganser.checkpoints.base import TensorSpec
 from merganser.kernels.leading import leading_svd
-from merganser.kernels.polar import FLOAT32_LIMIT, TOLERANCE, inverse_root
+from merganser.kernels.polar import AMPLIFICATION, TOLERANCE, IllConditioned, InverseRoot, inverse_root
 from merganser.kernels.spectra import HELD, SMALL, Factors, beside, top_svd, top_svds
 from merganser.lazy import torch
 from merganser.methods.duplicates import average_over_groupings
@@ -58,7 +60,7 @@ class TSV(MatrixRule):
     def combine(self, deltas: WeightedDeltas) -> Tensor:
         n = min(deltas.shape)
         k = rank_kept(n, len(deltas), self.rank_fraction) if self.low_rank else n
-        return orthogonal_sum(decompose(deltas, k, self.exact), self.orthogonalize, self.tolerance, deltas.dtype)
+        return merge_tasks(deltas, k, self.orthogonalize, self.tolerance, self.exact)
 
     def scratch(self, spec: TensorSpec, models: int) -> int:
         d, m = matrix_shape(spec.shape)
@@ -66,6 +68,19 @@ class TSV(MatrixRule):
         columns = models * (rank_kept(n, models, self.rank_fraction) if self.low_rank else n)
         held = 2 * spec.nbytes + 8 * min(spec.numel, HELD)
         return held + 8 * 3 * (d + m) * columns + 8 * 4 * min(max(d, m), max(n, columns)) ** 2
+
+
+def merge_tasks(
+    deltas: WeightedDeltas, k: int, orthogonalize: Orthogonalize, tolerance: float, exact: bool = False
+) -> Tensor:
+    """Return U⊥ Σ V⊥ᵀ of the task matrices; decomposed in float64 if `exact`, or if experts are so much alike that
+    orthogonalising amplifies the errors of float32.
+    """
+    try:
+        factors = decompose(deltas, k, exact)
+        return orthogonal_sum(factors, orthogonalize, tolerance, deltas.dtype, AMPLIFICATION)
+    except IllConditioned:
+        return orthogonal_sum(decompose(deltas, k, exact=True), orthogonalize, tolerance, deltas.dtype)
 
 
 def decompose(matrices: Sequence[Tensor], k: int, exact: bool = False) -> list[Factors]:
@@ -81,12 +96,17 @@ def orthogonal_sum(
     orthogonalize: Orthogonalize = "polar",
     tolerance: float = TOLERANCE,
     dtype: torch.dtype | None = None,
+    amplification: float = math.inf,
 ) -> Tensor:
-    """Return U⊥ Σ V⊥ᵀ from the factors of each task, in `dtype` (float32)."""
+    """Return U⊥ Σ V⊥ᵀ from the factors of each task, in `dtype` (float32).
+
+    Raises:
+        IllConditioned: If the factors are in float32 and their errors would be amplified by more than `amplification`.
+    """
 
     def merge(parts: Sequence[Factors]) -> Tensor:
         if orthogonalize == "polar" and len(parts) > 1 and all(part.s.dtype == torch.float32 for part in parts):
-            return _product_of_narrow(_concatenate(parts), tolerance).to(dtype or torch.float32)
+            return _product_of_narrow(_concatenate(parts), tolerance, amplification).to(dtype or torch.float32)
         u, s, v = orthogonal(parts, orthogonalize, tolerance, dtype or torch.float32)
         # Orthonormal factors are well-conditioned: their product keeps all digits of `dtype`.
         return (u * s) @ v.T
@@ -107,7 +127,9 @@ def orthogonal(
         # Decompositions in parallel, then products that use all threads.
         kind = orthogonalize
         roots = side_by_side(lambda side: _root(side, tolerance, kind), (u, v))
-        u, v = (_times_root(side, *root, dtype) for side, root in zip((u, v), roots, strict=True))
+        u, v = (
+            _times_root(side, root.matrix(), root.precision(dtype)) for side, root in zip((u, v), roots, strict=True)
+        )
     return u.to(dtype), s.to(dtype), v.to(dtype)
 
 
@@ -115,28 +137,29 @@ def _concatenate(factors: Sequence[Factors]) -> Factors:
     return Factors(beside(*(f.u for f in factors)), torch.cat([f.s for f in factors]), beside(*(f.v for f in factors)))
 
 
-def _product_of_narrow(factors: Factors, tolerance: float) -> Tensor:
+def _product_of_narrow(factors: Factors, tolerance: float, amplification: float) -> Tensor:
     """Return U⊥ Σ V⊥ᵀ of concatenated float32 factors without orthogonalising the longer one: with the root R of its
     Gram matrix, U⊥ Σ V⊥ᵀ = U (R Σ V⊥ᵀ).
     """
     u, s, v = factors
     if u.shape[0] < v.shape[0]:
-        return _product_of_narrow(factors.T, tolerance).T
-    (left, loud), right = side_by_side(lambda side: _root(side, tolerance, "polar"), (u, v))
-    inner = s[:, None] * _times_root(v, *right, torch.float32).to(torch.float32).T
-    if u.shape[0] >= u.shape[1] and loud <= FLOAT32_LIMIT:
+        return _product_of_narrow(factors.T, tolerance, amplification).T
+    roots = side_by_side(partial(_root, tolerance=tolerance, kind="polar"), (u, v))
+    if max(root.mean_amplification for root in roots) > amplification:
+        raise IllConditioned
+    (left, precision), right = ((root.matrix(), root.precision(torch.float32)) for root in roots)
+    inner = s[:, None] * _times_root(v, *right).to(torch.float32).T
+    if u.shape[0] >= u.shape[1] and precision == torch.float32:
         return u @ (left.to(torch.float32) @ inner)
-    return _times_root(u, left, loud, torch.float32).to(torch.float32) @ inner
+    return _times_root(u, left, precision).to(torch.float32) @ inner
 
 
-def _root(side: Tensor, tolerance: float, kind: Literal["polar", "whiten"]) -> tuple[Tensor, float]:
-    """Return the root that orthonormalises the short side of a matrix, and how much it amplifies rounding."""
-    root = inverse_root(side if side.shape[0] >= side.shape[1] else side.T, tolerance, kind)
-    return root.matrix(), root.amplification
+def _root(side: Tensor, tolerance: float, kind: Literal["polar", "whiten"]) -> InverseRoot:
+    """Return the root that orthonormalises the short side of a matrix."""
+    return inverse_root(side if side.shape[0] >= side.shape[1] else side.T, tolerance, kind)
 
 
-def _times_root(side: Tensor, root: Tensor, amplification: float, dtype: torch.dtype) -> Tensor:
-    """Return the polar factor, in `dtype` if that costs no digits."""
-    dtype = dtype if amplification <= FLOAT32_LIMIT else torch.float64
+def _times_root(side: Tensor, root: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the polar factor in `dtype`."""
     side, root = side.to(dtype), root.to(dtype)
     return (root @ side.T).T if side.shape[0] >= side.shape[1] else root @ side
