@@ -172,3 +172,23 @@ def test_heads_told_apart_by_position_keep_an_order_for_each_head() -> None:
     assert [s.offset for s in found.axes["a.weight"][0]] == [0, 4, 8]
     found = symmetry(Attention("three", slopes=True), torch.randn(2, 6, 5))
     assert sorted(freedom(found).values()) == [(4,)] * 6 + [(12,)]
+
+
+class ComplexRotary(Attention):
+    """Rotary positions as products with complex numbers (DeepSeek-V2, Llama 4), and a mask of the least number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4).unbind(0)
+        angles = torch.outer(torch.arange(x.shape[1], dtype=torch.float32), torch.tensor([1.0, 0.1]))
+        turns = torch.polar(torch.ones_like(angles), angles)
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(part.unflatten(-1, (2, 2))) * turns).flatten(-2) for part in (q, k)
+        )
+        scores = torch.max(q @ k.transpose(-1, -2), torch.tensor(torch.finfo(q.dtype).min))
+        return self.head(x + self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)))
+
+
+def test_complex_rotary_positions_leave_the_heads() -> None:
+    found = symmetry(ComplexRotary(), torch.randn(2, 6, 5))
+    assert sorted(freedom(found).values()) == [(3,), (3, 4), (12,)]

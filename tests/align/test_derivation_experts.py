@@ -127,6 +127,38 @@ def test_experts_in_no_order_stay() -> None:
     assert sorted(freedom(symmetry(Experts(batched, ordered=False), X)).values()) == [(6,), (8,)]
 
 
+@pytest.mark.parametrize("read", ["gather", "take_along_dim"])
+def test_experts_chosen_by_one_score_and_weighted_by_another(read: str) -> None:
+    """As DeepSeek-V3 and Ernie do: a bias takes part in the choice, not in the weights."""
+
+    class Corrected(Experts):
+        def __init__(self) -> None:
+            super().__init__(batched)
+            self.correction = nn.Parameter(torch.randn(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.embed(x)
+            scores = self.router(x).sigmoid()
+            _, experts = (scores + self.correction).topk(2)
+            weights = scores.gather(1, experts) if read == "gather" else scores.take_along_dim(experts, 1)
+            picked = self.pick(self, x.repeat_interleave(2, 0), experts) * weights.reshape(-1, 1)
+            return self.head(x + picked.view(-1, 2, 8).sum(1))
+
+    found = symmetry(Corrected(), X)
+    assert sorted(freedom(found).values()) == [(4,), (4, 6), (8,)]
+    assert found.free("correction") == found.free("router.bias")
+
+
+def test_scores_read_at_other_places_pin_the_experts() -> None:
+    class Shifted(Experts):
+        def forward(self, x: Tensor) -> Tensor:
+            scores = self.router(self.embed(x))
+            _, experts = scores.topk(2)
+            return self.head(self.embed(x)) * scores.gather(1, (experts + 1) % 4).sum()
+
+    assert (4,) not in freedom(symmetry(Shifted(batched), X, allow_unused=True)).values()
+
+
 def test_the_numbers_of_experts_as_an_output_pin_them() -> None:
     class Router(nn.Module):
         def __init__(self) -> None:

@@ -31,9 +31,11 @@ class Recurrent(nn.Module):
         return result + sum(state.square().sum() for state in states) if self.also else result
 
 
-@pytest.mark.parametrize("also", [False, True])
-@pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize("bidirectional", [False, True])
+# Every pair of options occurs.
+@pytest.mark.parametrize(
+    ("bidirectional", "batch_first", "also"),
+    [(False, False, False), (True, True, False), (True, False, True), (False, True, True)],
+)
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
 def test_layers(kind: Any, bidirectional: bool, batch_first: bool, also: bool) -> None:
     """The reader's units, and one order for each layer and direction; the self-test proves them."""

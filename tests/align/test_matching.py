@@ -79,16 +79,23 @@ def test_activation_matching_streams(standardize):
     assert all(torch.equal(before[n], t) for n, t in a.state_dict().items())
 
 
-def test_activation_matching_is_the_assignment_of_the_cross_moment():
+@pytest.mark.parametrize("options", [{}, {"standardize": False}])
+def test_activation_matching_is_the_assignment_of_correlations_or_moments(options):
     from scipy.optimize import linear_sum_assignment
 
     module, symmetry = mlp(6, 12, 3)
     a, b = (loaded(module, trained_like(module, seed)) for seed in (0, 1))
     [(inputs, _)] = batches_of((50, 6), 1)
-    found = match(a, b, symmetry, "activations", batches=[inputs])
     with torch.no_grad():
-        cross = a[0](inputs).T @ b[0](inputs)
-    np.testing.assert_array_equal(found.permutations["h1"], linear_sum_assignment(cross.numpy(), maximize=True)[1])
+        for layer, scale in ((a[0], 3.0), (b[0], 0.1)):  # so that correlations and moments differ in the match
+            layer.weight[:4] *= scale
+            layer.bias[4:] += 2.0
+        left, right = a[0](inputs).double().numpy(), b[0](inputs).double().numpy()
+    found = match(a, b, symmetry, "activations", batches=iter([inputs]), **options)
+    moments, correlations = left.T @ right, np.corrcoef(left.T, right.T)[:12, 12:]
+    assert len({tuple(linear_sum_assignment(c, maximize=True)[1]) for c in (moments, correlations)}) == 2
+    cross = moments if options else correlations
+    np.testing.assert_array_equal(found.permutations["h1"], linear_sum_assignment(cross, maximize=True)[1])
 
 
 @pytest.mark.parametrize("method", ["weights", "frank_wolfe"])

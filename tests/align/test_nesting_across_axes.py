@@ -76,6 +76,22 @@ def test_two_sets_of_units_of_one_matrix_are_not_both_nested() -> None:
     assert sorted(freedom(symmetry(HeadMatrices(), X)).values()) == [(3,), (3, 4), (6,)]
 
 
+def test_units_on_both_sides_of_a_matrix_for_each_head_share_an_order() -> None:
+    """The gates of RecurrentGemma read and write the units of their block."""
+
+    class Gates(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Linear(5, 12), nn.Linear(12, 2)
+            self.gate = nn.Parameter(torch.randn(3, 4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.embed(x).unflatten(-1, (3, 4))
+            return self.head((x * torch.einsum("bshd,hde->bshe", x, self.gate).sigmoid()).flatten(-2))
+
+    assert sorted(freedom(symmetry(Gates(), X)).values()) == [(3,), (4,)]
+
+
 def test_channels_with_one_scale_for_all_heads_share_an_order() -> None:
     assert sorted(freedom(symmetry(SharedScale(), X)).values()) == [(3,), (4,)]
 

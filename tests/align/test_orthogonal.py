@@ -52,6 +52,25 @@ class Transformer(nn.Module):
         return self.head(self.n3(x).mean(1))
 
 
+class Fused(Transformer):
+    """Queries, keys and values from one projection: chunks (GPT-2), slices, or an axis of three (timm)."""
+
+    def __init__(self, norm: type[nn.Module], cut: str) -> None:
+        super().__init__(norm)
+        del self.q, self.k, self.v
+        self.qkv, self.cut = nn.Linear(8, 24), cut
+
+    def attend(self, x: Tensor) -> Tensor:
+        if self.cut == "chunk":
+            q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        elif self.cut == "slice":
+            whole = self.qkv(x)
+            q, k, v = (whole[..., i : i + 8].unflatten(-1, (2, 4)).transpose(1, 2) for i in (0, 8, 16))
+        else:
+            q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.o(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
 def groups(found: Symmetry) -> list[str]:
     return sorted(atom.group for atom in found.atoms.values())
 
@@ -83,6 +102,12 @@ def test_residual_stream_and_heads_are_rotated(norm: type[nn.Module], group: str
     for name, tensor in found.canonical.of(canonical).items():
         torch.testing.assert_close(tensor, canonical[name])
     assert Symmetry.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize("cut", ["chunk", "slice", "unbind"])
+def test_heads_of_a_fused_projection_are_rotated(cut: str) -> None:
+    found = symmetry(Fused(nn.RMSNorm, cut).double(), X.double(), kind="orthogonal")  # self-tested
+    assert groups(found) == [*["orthogonal"] * 3, "permutation", "permutation"]
 
 
 def test_a_damaged_canonical_form_is_refused() -> None:

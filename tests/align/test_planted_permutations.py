@@ -12,7 +12,7 @@ import torch
 from align_networks import mlp, trained_like
 from torch import Tensor, nn
 
-from merganser.align import match, symmetry
+from merganser.align import Symmetry, match, symmetry
 from merganser.align.matches import Match, Try
 from merganser.align.permutations import apply, identity, inverse, random
 from merganser.align.solver import objective_of
@@ -41,9 +41,20 @@ TRANSFORMERS: dict[str, Callable[[Any], nn.Module]] = {
 }
 
 
-def planted(net: nn.Module, inputs: Tensor, noise: float, seed: int) -> tuple[Match, float, bool]:
+DERIVED: dict[str, tuple[nn.Module, Symmetry]] = {}
+
+
+def derived(name: str, make: Callable[[], nn.Module], inputs: Tensor) -> tuple[nn.Module, Symmetry]:
+    """A network and its symmetry, derived once for all seeds."""
+    if name not in DERIVED:
+        torch.manual_seed(0)
+        net = make().eval()
+        DERIVED[name] = net, symmetry(net, inputs, self_test=False)
+    return DERIVED[name]
+
+
+def planted(net: nn.Module, found: Symmetry, noise: float, seed: int) -> tuple[Match, float, bool]:
     """The match of a noisy scrambled copy, the objective of the planted permutations, and whether they were found."""
-    found = symmetry(net, inputs, self_test=False)
     state = {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
     generator = torch.Generator().manual_seed(seed)
     other = dict(state)
@@ -61,8 +72,7 @@ def planted(net: nn.Module, inputs: Tensor, noise: float, seed: int) -> tuple[Ma
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 @pytest.mark.parametrize("name", TIMM)
 def test_planted_in_vision_models(timm: ModuleType, name: str, noise: float, seed: int) -> None:
-    torch.manual_seed(0)
-    matched, expected, same = planted(TIMM[name](timm).eval(), IMAGE, noise, seed)
+    matched, expected, same = planted(*derived(name, lambda: TIMM[name](timm), IMAGE), noise, seed)
     assert matched.objective >= expected * (1 - 1e-5)
     assert same or matched.objective >= expected
     assert matched.optimal == (noise == 0.0)
@@ -71,9 +81,7 @@ def test_planted_in_vision_models(timm: ModuleType, name: str, noise: float, see
 @pytest.mark.parametrize("seed", [0, 3])
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_planted_in_language_models(transformers: ModuleType, name: str, seed: int) -> None:
-    torch.manual_seed(0)
-    net = TRANSFORMERS[name](transformers).eval()
-    matched, expected, _ = planted(net, TOKENS, 0.0, seed)
+    matched, expected, _ = planted(*derived(name, lambda: TRANSFORMERS[name](transformers), TOKENS), 0.0, seed)
     assert matched.objective >= expected * (1 - 1e-5)
     assert matched.optimal
     assert matched.note is None

@@ -1,6 +1,6 @@
 """Activation matching: match units that respond similarly to the data.
 
-For two models the profit of a tree is the cross-moment of its units, linear in the permutation, so that one (nested)
+For two models the profit of a tree is the correlation of its units, linear in the permutation, so that one (nested)
 assignment is exact. For n models f = Σ_{p<q} ⟨P_p C_pq, P_q⟩ is maximised like the objective of weights.
 """
 
@@ -29,12 +29,13 @@ def activation_matching(
     symmetry: Symmetry,
     *,
     batches: Iterable[Inputs],
-    standardize: bool = False,
+    standardize: bool = True,
     workers: int | None = None,
 ) -> Match:
-    """Match by cross-moments of layer outputs on batches of inputs; targets are ignored.
+    """Match units by the correlations of layer outputs on batches of inputs; targets are ignored.
 
-    `standardize` uses correlations, with a second pass over the batches.
+    Without `standardize` units are matched by their cross-moments, as published with Git Re-Basin. That saves a pass
+    over the batches, but units of large variance then outweigh all others, which costs narrow networks accuracy.
 
     Trees that no layer shows (such as queries and keys inside a fused attention) are matched by weights, with the
     others in place.
@@ -42,7 +43,7 @@ def activation_matching(
     if not (isinstance(a, nn.Module) and isinstance(b, nn.Module)):
         raise InputError("activation matching runs both models: give modules, not weights")
     states = states_of([a, b], symmetry)
-    moments = cross_moments([a, b], symmetry, batches, standardize=standardize)
+    moments = cross_moments([a, b], symmetry, reusable(batches, "batches"), standardize=standardize)
     seen = sorted({path[0] for path in moments.grams})
     sizes = {path: tuple(symmetry.atoms[atom].size for atom in path) for path in moments.grams}
     profits = {path: moments.pair(path, 0, 1).cpu().numpy().reshape(size * 2) for path, size in sizes.items()}

@@ -60,7 +60,10 @@ def round_images(placement: Placement, workers: int | None = None) -> list[Permu
 
 
 class Ascent:
-    """Moves that raise the objective of hard placements, skipping those whose surroundings have not changed."""
+    """Moves that raise the objective of hard placements, skipping those whose surroundings have not changed.
+
+    A gain of at most `least_gain` is rounding error.
+    """
 
     def __init__(self, placement: Placement, permutations: Sequence[Permutations], workers: int | None = None) -> None:
         self.placement = placement
@@ -70,7 +73,7 @@ class Ascent:
         self._seen: dict[Coordinate, list[int]] = {}
         smooth = any(atom.group != "permutation" for atom in placement.layout.symmetry.atoms.values())
         share = 1e-6 if smooth else 4 * torch.finfo(placement.total[0].dtype).eps if placement.total else 0.0
-        self._least = share * placement.bound()
+        self.least_gain = share * placement.bound()
 
     def sweep(self, order: Iterable[Coordinate]) -> float:
         """Try the coordinates in turn; return the gain in f."""
@@ -88,7 +91,7 @@ class Ascent:
         placing = layout.gathers(root, solution)
         images = image.trial(root, placing)
         gain = sum(inner(images[term] - image.full[term], self.placement.rest(model, term)) for term in terms)
-        if gain <= self._least:
+        if gain <= self.least_gain:
             return 0.0
         self._take(model, solution, placing, images)
         if len(terms) == len(layout.places[root]):  # linear: the move does not change this tree's own problem

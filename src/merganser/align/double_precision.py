@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,6 +37,17 @@ class _Double(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return _WIDE.get(dtype, dtype)
 
         return func(*tree_map_only(torch.dtype, widen, args), **tree_map_only(torch.dtype, widen, kwargs or {}))
+
+
+@contextmanager
+def _double_by_default() -> Iterator[None]:
+    """Make constants that a forward pass creates float64: the least float64 number of a mask is no float32."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def widen(tensor: Tensor) -> Tensor:
@@ -89,7 +101,7 @@ def call_in_double(module: nn.Module, weights: Mapping[str, Tensor], example: Ar
     copy = private_copy(module)
     use_experts(copy, "eager")  # grouped matrix products have no float64
     try:
-        with torch.random.fork_rng(devices=[]), _Double():  # type: ignore[no-untyped-call]
+        with torch.random.fork_rng(devices=[]), _double_by_default(), _Double():  # type: ignore[no-untyped-call]
             torch.manual_seed(0)
             return functional_call(copy, dict(weights), args, kwargs, tie_weights=False)
     except (RuntimeError, TypeError, ValueError) as error:

@@ -29,10 +29,13 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         name = type(module).__name__
         if (own := _failure(module, args, kwargs)) is not None:
             raise InputError(f"{name} does not run on the example inputs{_users_line(own)}: {_summary(own)}") from own
-        raise InputError(
-            f"cannot trace {name}{_users_line(error)}: {_summary(error)}; "
-            "torch.export needs a forward pass whose control flow does not depend on the values of tensors"
-        ) from error
+        advice = (
+            "models of transformers make no masks while they are traced: add attention_mask (and "
+            "decoder_attention_mask) to the example inputs"
+            if "'NoneType'" in str(error)
+            else "torch.export needs a forward pass whose control flow does not depend on the values of tensors"
+        )
+        raise InputError(f"cannot trace {name}{_users_line(error)}: {_summary(error)}; {advice}") from error
 
 
 @contextmanager

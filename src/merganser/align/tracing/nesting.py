@@ -199,7 +199,7 @@ def _fits_beside(block: _Block, dim: Dim, ancestors: Sequence[Dim], chain: Mappi
 def _fits_across(block: _Block, dim: Dim, ancestors: Sequence[Dim], chain: Mapping[Dim, Sequence[Dim]]) -> bool:
     """Return whether a block of a weight determines which indices the units of `dim` depend on.
 
-    Its ancestors are beside it, or each of them once on all axes together. Across axes there is only one line of
+    Its ancestors are beside it, or they and it once on all axes together. Across axes there is only one line of
     descent: two nested atoms that are not nested in each other would need a joint assignment of all their pairs.
     """
     if dim.size * prod(ancestor.size for ancestor in ancestors) > LARGEST_FAMILY:
@@ -211,6 +211,6 @@ def _fits_across(block: _Block, dim: Dim, ancestors: Sequence[Dim], chain: Mappi
         return True
     everywhere = Counter(other for axis in block for other in axis)
     line = max((chosen[d] for d in family), key=len)
-    return all(everywhere[a] == 1 for d in across for a in chosen[d]) and all(
+    return all(everywhere[a] == 1 for d in across for a in (*chosen[d], d)) and all(
         d in line or chosen[d] is line for d in family
     )

@@ -101,7 +101,8 @@ class _Units:
     def _check(self, use: Use) -> str | None:
         """Refuse an operation that is not linear in the units; return the group of a normalisation."""
         reads, writes = [axes for axes in use.operands if self._has(axes)], all(map(self._has, use.results))
-        if use.op in _SHAPE and writes and len(reads) == len([a for a in use.operands if a]):
+        # A result without the units is another part of what was cut: the values beside queries and keys.
+        if use.op in _SHAPE and len(reads) == len([a for a in use.operands if a]):
             return None
         if use.op in ("embedding", "expand", "expand_as", "index_select") and writes:
             return None

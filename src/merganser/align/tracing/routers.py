@@ -54,10 +54,18 @@ def pin_targets(tensors: Sequence[Axes]) -> None:
     pin(*(axes.target for axes in tensors if isinstance(axes, Pointers)))
 
 
+def reads_picked(call: Call) -> bool:
+    """Return whether an operation reads plain entries at indices that point to them."""
+    if call.op not in ("gather", "take_along_dim"):
+        return False
+    x, index = call.tensors
+    return isinstance(index, Pointers) and not isinstance(x, Pointers | Picked)
+
+
 def follow(call: Call, result: Result, *, in_place: bool) -> Result:
     """Return the result of an operation on plain axes, with what is still known about indices and samples."""
-    if call.op == "topk" or (call.op == "index" and isinstance(result, Picked)):  # their rules refuse such operands
-        return result
+    if call.op == "topk" or (call.op == "index" and isinstance(result, Picked)) or reads_picked(call):
+        return result  # their rules refuse such operands, or know them
     pointers = [axes for axes in call.tensors if isinstance(axes, Pointers)]
     if pointers and not in_place and call.op in _SAME | _VIEWS and isinstance(result, Axes):
         return Pointers.of(Axes(result), pointers[0].target)

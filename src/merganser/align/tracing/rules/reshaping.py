@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from merganser.align.tracing.calls import Call, Result, Unsupported, rule
-from merganser.align.tracing.dims import ONE, Axes, Dim, merge
+from merganser.align.tracing.dims import ONE, Axes, Dim, merge, pin
 from merganser.align.tracing.unification import split
 
 
@@ -33,6 +33,20 @@ def reshape(call: Call) -> Result:
     if 0 in call.shape or "dtype" in call.arguments:
         raise Unsupported
     return regroup(call.input, call.shape)
+
+
+@rule("view_as_complex")
+def view_as_complex(call: Call) -> Result:
+    """Pairs along the last axis become numbers: the two of a pair stay where they are."""
+    *rest, pair = call.input
+    pin(pair)
+    call.forbid([pair], rest)
+    return Axes(rest)
+
+
+@rule("view_as_real")
+def view_as_real(call: Call) -> Result:
+    return Axes([*call.input, Dim(2, pinned=True)])
 
 
 @rule("permute")

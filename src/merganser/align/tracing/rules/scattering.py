@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from merganser.align.tracing.calls import Call, Result, Unsupported, replaced, rule, without
 from merganser.align.tracing.dims import Axes, Dim, pin
+from merganser.align.tracing.routers import Pointers, reads_picked
 from merganser.align.tracing.rules.pointwise import broadcast
+from merganser.align.tracing.unification import unify
 
 
 @rule("index_add", "index_copy")
@@ -32,12 +34,21 @@ def index_fill(call: Call) -> Result:
 
 @rule("gather", "take_along_dim")
 def gather(call: Call) -> Result:
-    """result[i, j] = self[index[i, j], j]: units of the other axes stay beside their indices."""
+    """result[i, j] = self[index[i, j], j]: units of the other axes stay beside their indices.
+
+    Entries at the indices of a `topk` are found wherever they are: the scores of the experts that a router picks.
+    """
     x, index = call.tensors
     (place,) = call.dims()
     rest = without(x, [place])
     if [dim.size for dim in rest] != [dim.size for dim in without(index, [place])]:
         raise Unsupported
+    if isinstance(index, Pointers) and reads_picked(call):
+        unify(x[place], index.target)
+        broadcast([rest, without(index, [place])])
+        call.forbid([x[place]], rest)
+        call.forbid(rest, [x[place]])
+        return replaced(x, [place], [index[place]])
     pin(x[place], index[place])
     broadcast([rest, without(index, [place])])
     call.forbid([x[place], index[place]], rest)
