@@ -27,6 +27,16 @@ def network():
 def with_inputs():
     return network(), torch.zeros(2, 6)
 
+def batches():
+    x = torch.linspace(-2, 2, 60).reshape(10, 6)
+    return [(x, torch.arange(10) % 3), (x + 1, torch.arange(10) % 3)]
+
+def no_batches():
+    return []
+
+def wrong_classes():
+    return [(torch.zeros(4, 6), torch.full((4,), 7))]
+
 def broken():
     raise ZeroDivisionError("no network today")
 
@@ -35,6 +45,16 @@ def number():
 
 def uncalled():
     return nn.ReLU
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm, self.up = nn.Linear(6, 8), nn.RMSNorm(8), nn.Linear(8, 12)
+        self.down, self.last, self.head = nn.Linear(12, 8), nn.RMSNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.embed(x)
+        return self.head(self.last(x + self.down(self.up(self.norm(x)).relu())))
 
 class Heads(nn.Module):
     def __init__(self):
@@ -98,6 +118,22 @@ def test_scrambled_copies_merge_to_the_network_they_came_from(user, tmp_path, me
     assert len(Symmetry.from_json((tmp_path / "out/symmetry.json").read_text()).atoms) == 2
 
 
+def test_rotated_copies_merge_to_the_network_they_came_from(user, tmp_path):
+    module, _ = user
+    net, _ = build_network(f"{module}:Block", None)
+    free = symmetry(net, torch.zeros(2, 6), kind="orthogonal")
+    for position, name in enumerate("ab"):
+        save_file(scramble(dict(net.state_dict()), free, seed=position), tmp_path / f"{name}.safetensors")
+    files = ("a.safetensors", "b.safetensors")
+    call(*files, "--model", f"{module}:Block", "--shape", "2x6", "--kind", "orthogonal", "out")
+    again = json.loads(call(*files, "--permutations", "out/permutations.safetensors", "--json", "again"))
+    assert again["pairs"][0]["cosine"]["after"] > 0.99999 > again["pairs"][0]["cosine"]["before"]
+    x = torch.randn(7, 6)
+    merged = type(net)()
+    merged.load_state_dict(load_file(tmp_path / "out/merged.safetensors"))
+    torch.testing.assert_close(merged(x), net(x), atol=1e-4, rtol=1e-4)
+
+
 def test_a_match_that_looks_like_a_local_optimum_is_noted(user, monkeypatch):
     module, _ = user
     note = "2 tries ended at different objectives"
@@ -110,8 +146,8 @@ def test_a_match_that_looks_like_a_local_optimum_is_noted(user, monkeypatch):
 def test_permutations_serve_again_without_the_network(user, tmp_path):
     module, _ = user
     shown = call("x=a.safetensors", "b.safetensors", "--model", f"{module}:network", "--shape", "2x6", "one")
-    assert "2 free permutations" in shown
-    assert "cosine x – b" in shown
+    assert "2 groups of units that move" in shown
+    assert "x – b" in shown
     call("a.safetensors", "b.safetensors", "--permutations", "one/permutations.safetensors", "two")
     first, second = (load_file(tmp_path / run / "merged.safetensors") for run in ("one", "two"))
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -180,6 +216,11 @@ def test_a_tied_weight_is_kept_under_the_name_it_came_with():
         (("--model", "MODULE:uncalled"), "the class ReLU itself"),
         (("--model", "MODULE:with_inputs", "--matching", "univers"), "did you mean 'universe'"),
         (("--permutations", "a.safetensors"), "no symmetry in its header"),
+        (("--permutations", "a.safetensors", "--batches", "MODULE:batches"), "--batches needs --model"),
+        (("--model", "MODULE:with_inputs", "--batches", "MODULE:no_batches"), "returned no batches"),
+        (("--model", "MODULE:with_inputs", "--batches", "MODULE:broken"), "failed with ZeroDivisionError"),
+        (("--model", "MODULE:with_inputs", "--batches", "MODULE:wrong_classes"), "cannot use them: Target 7 is out of"),
+        (("--model", "MODULE:with_inputs", "--batches", "MODULE:with_inputs"), "expected labelled batches"),
     ],
 )
 def test_mistakes_are_named(user, options, message):
@@ -187,6 +228,38 @@ def test_mistakes_are_named(user, options, message):
     options = [option.replace("MODULE", module) for option in options]
     with pytest.raises(InputError, match=message):
         call("a.safetensors", "b.safetensors", "out", *options)
+
+
+def test_barriers_before_and_after_are_those_of_the_definition(user, tmp_path):
+    """Against a plain loop over the weights between two networks."""
+    from merganser.report import report as write_report
+
+    module, _ = user
+    files = ("a.safetensors", "b.safetensors", "c.safetensors")
+    options = ("--model", f"{module}:with_inputs", "--batches", f"{module}:batches")
+    shown = call(*files, "out", *options, "--json")
+    segments = json.loads(shown)["landscape"]["segments"]
+    assert [each["models"] for each in segments] == [["a", "b"], ["a", "c"], ["b", "c"]]
+    x = torch.linspace(-2, 2, 60).reshape(10, 6)
+    y = torch.arange(10) % 3
+    for place, when in (("", "before"), ("out/aligned/", "after")):
+        first, second = (load_file(tmp_path / f"{place}{name}.safetensors") for name in "ab")
+        losses = []
+        for share in torch.linspace(0, 1, 11).tolist():
+            again = network()
+            again.load_state_dict({name: (1 - share) * first[name] + share * second[name] for name in first})
+            with torch.no_grad():
+                losses.append(sum(float(nn.functional.cross_entropy(again(inputs), y)) for inputs in (x, x + 1)) / 2)
+        expected = max(losses) - (losses[0] + losses[-1]) / 2
+        assert segments[0][when]["barrier"] == pytest.approx(expected, abs=1e-5)
+    assert segments[0]["before"]["barrier"] > 0.001 > segments[0]["after"]["barrier"]
+    page, [found] = write_report(tmp_path / "out")
+    html = page.render()
+    assert "lowered the loss barrier of 3 of 3 pairs" in html
+    assert html.count('<figure class="chart"') >= 3, "a chart for every two networks"
+    assert "Every step" not in html
+    assert len(html) < 200_000
+    assert "plane" not in found["landscape"], "aligned copies lie on one point"
 
 
 def test_nothing_is_replaced_unasked(user, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import merganser as mg
 from merganser.cli import build
 from merganser.errors import MerganserError
 from merganser.report.directories import report
@@ -101,6 +103,20 @@ def test_what_is_wrong_is_said_before_work(models, llamas, tmp_path):
         assert sorted(path.name for path in tmp_path.iterdir()) == ["few.jsonl", "known.npy"], message
     with pytest.raises(MerganserError, match="is in it|it is the input"):
         invoke(*models, models[0], "--overwrite")
+
+
+def test_models_that_a_task_cannot_ask_are_refused(models, llamas, tmp_path):
+    encoder = shutil.copytree(models[0], tmp_path / "encoder")
+    config = json.loads((encoder / "config.json").read_text())
+    (encoder / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaModel"]}))
+    quiz = f"multiple-choice:{llamas / 'quiz.jsonl'}"
+    message = "'quiz': kind multiple-choice asks a language model, but .*encoder is of kind encoder"
+    with pytest.raises(MerganserError, match=message):
+        invoke(encoder, *models[1:], tmp_path / "out", "--data", quiz)
+    with pytest.raises(MerganserError, match=message):
+        mg.evaluate.evaluate(encoder, tasks=[mg.evaluate.Task.parse(quiz)])
+    with pytest.raises(MerganserError, match="kind classification asks a sequence classifier"):
+        mg.evaluate.Task("labels", "classification", "labels.jsonl").check_model("llama", "causal-lm")
 
 
 def test_a_killed_command_goes_on(models, llamas, tmp_path):

@@ -51,6 +51,15 @@ def test_the_walk_reaches_commands_and_groups() -> None:
     assert {"plan", "merge", "library build", "library merge", "evolve run"} <= set(LEAVES)
 
 
+@pytest.mark.parametrize("group", ["", "library", "evolve"])
+def test_summaries_fit_into_the_list_of_commands(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    command = find_command(TREE, [group] if group else [])
+    listed = command.get_help(command.make_context("merganser", [], resilient_parsing=True)).partition("Commands:")[2]
+    assert listed
+    assert "..." not in listed
+
+
 @pytest.mark.parametrize("name", LEAVES)
 def test_every_command_prints_json(name: str) -> None:
     assert "--json" in {option for each in options(LEAVES[name]) for option in each.opts}

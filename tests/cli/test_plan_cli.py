@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 import merganser as mg
 from merganser.cli import build
-from merganser.cli.collapsing import collapse
 from merganser.cli.commands import load_command
 from merganser.cli.mergekit_flags import FLAGS
 from merganser.errors import InputError
+from merganser.report.collapsing import collapse
 
 RECIPE = """
 method: ties

@@ -11,6 +11,8 @@ from merganser.align import scramble, symmetry
 from merganser.align.permutations import apply, random
 from merganser.cli import build
 from merganser.errors import InputError
+from support.architectures import ARCHITECTURES
+from support.tiny_models import tiny_model
 
 runner = CliRunner()
 SOURCE = """
@@ -137,3 +139,33 @@ def test_a_model_of_transformers_needs_no_factory(tmp_path):
     moved = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out")
     tokens = torch.arange(12).reshape(2, 6)
     torch.testing.assert_close(moved(tokens).logits, tuned(tokens).logits, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["ConvNextForImageClassification", "CLIPModel", "WhisperForConditionalGeneration"])
+def test_the_inputs_of_a_model_of_transformers(name, tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    for seed, part in enumerate(("old", "new", "tuned")):
+        tiny_model(getattr(transformers, name), ARCHITECTURES[name], seed).save_pretrained(part)
+    call("./tuned", "--from", "./old", "--to", "./new", "out")
+    assert (tmp_path / "out/model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Wav2Vec2ForCTC", "inputs it runs on: --model net:build"),
+        ("ViTForImageClassification", "does not have under this name: name a function"),
+    ],
+)
+def test_a_model_that_cannot_be_built_for_the_user(name, message, tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    for seed, part in enumerate(("old", "new", "tuned")):
+        tiny_model(getattr(transformers, name), ARCHITECTURES[name], seed).save_pretrained(part)
+    if name.startswith("ViT") and set(load_file("new/model.safetensors")) == set(
+        tiny_model(getattr(transformers, name), ARCHITECTURES[name], 1).state_dict()
+    ):
+        pytest.skip("this version of transformers has the names of the checkpoint")
+    with pytest.raises(InputError, match=message):
+        call("./tuned", "--from", "./old", "--to", "./new", "out")

@@ -6,11 +6,16 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import merganser as mg
+from merganser.analysis.landscape import Plane, Segment
+from merganser.cli import build
 from merganser.report.notebooks import render
 from merganser.tuning.sweep import sweep
 from support.world import world
+
+PLACES = ((0.0, 0.0), (1.0, 0.0), (0.5, 1.0))
 
 
 @pytest.fixture
@@ -27,17 +32,35 @@ def test_each_kind_says_what_matters(names: dict[str, object]) -> None:
     for shown, words in (
         (mg.open("math"), ("484 parameters", "Blocks")),
         (merge, ("ties × 6", "math")),
-        (merge.plan, ("writes 0.0 MiB",)),
+        (merge.plan, ("writes: 1.9 KiB in 1 file(s)",)),
         (names["library"], ("2 experts", "energy kept")),
         (mg.interference.survey(base, experts), ("Cosine of whole task vectors", "<svg")),
         (mg.align.universe(models, symmetry), ("3 models in one universe", "cycle error 0")),
         (swept, ("density", "0.750")),
+        (Segment((0.0, 0.5, 1.0), (0.1, 0.9, 0.1), (None,) * 3, 0.8, 0.8), ("barrier 0.8", "<svg")),
+        (
+            Plane((0.0, 1.0), (0.0, 1.0), ((0.1, 0.2), (0.3, 0.4)), ((None,) * 2,) * 2, PLACES),
+            ("first at (0, 0)", "<svg"),
+        ),
         (mg.evaluate.evaluate("math"), ("sound", "Checks")),
     ):
         text = shown._repr_html_()
         assert text == render(shown)
         for word in words:
             assert word in text, (type(shown).__name__, word)
+
+
+def test_notebooks_and_the_terminal_show_the_same(names: dict[str, object]) -> None:
+    def printed(*words: str) -> list[list[str]]:
+        result = CliRunner().invoke(build(), words, catch_exceptions=False)
+        return [re.split(r"  +|: ", line.strip()) for line in result.stdout.splitlines() if line]
+
+    plan = mg.recipes.prepare(mg.recipes.load("recipe.yml")).plan
+    of_plan = [cells for cells in printed("plan", "recipe.yml") if cells[0] not in ("reads", "memory")]
+    for cells, html in ((of_plan, render(plan)), (printed("evaluate", "math"), render(mg.evaluate.evaluate("math")))):
+        text = re.sub(r"<[^>]+>", " ", html.partition("</style>")[2])
+        assert len(cells) > 2
+        assert [cell for line in cells for cell in line if cell not in text] == []
 
 
 def test_the_style_stays_inside(names: dict[str, object]) -> None:

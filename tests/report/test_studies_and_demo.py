@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 
 from merganser.errors import InputError
-from merganser.evolve import Design, Objective, Range, SearchParameter, Space, Study, StudyTask
+from merganser.evolve import Design, Objective, Search, SearchParameter, Study, StudyTask
 from merganser.report import demonstration
 from merganser.report.directories import report
 
@@ -25,15 +25,23 @@ class Answers:
         return {task: [float((7 * i) % 10 < 10 * near) for i in asked] for task, asked in items.items()}
 
 
+def build_design(search):
+    return Design(
+        space={"weight": SearchParameter(0, 2, per="model")},
+        tasks={"quiz": StudyTask(40)},
+        objectives=(Objective.of("quiz"),),
+        models={"math": "./math", "code": "./code"},
+        search=search,
+    )
+
+
 @pytest.fixture
 def study(tmp_path):
     """A function that runs a study of ten trials in a directory, or a part of it."""
     pytest.importorskip("pymoo")
 
     def run(evaluations=10**6):
-        space = Space((SearchParameter("weight", Range(0, 2), models=("math", "code")),))
-        tasks = (StudyTask("quiz", 40),)
-        design = Design(space, tasks, (Objective.of("quiz"),), ("math", "code"), population=5, generations=2)
+        design = build_design(Search(population=5, generations=2))
         opened = Study.open(tmp_path / "study.sqlite")
         try:
             opened.run(design, Answers(evaluations))
@@ -62,12 +70,10 @@ def test_a_study_that_was_interrupted_says_how_far_it_is(study):
 def test_a_search_that_ends_early_by_itself_has_ended(tmp_path):
     """CMA-ES stops when everything it tries is equally good."""
     pytest.importorskip("cma")
-    space = Space((SearchParameter("weight", Range(0, 2), models=("math", "code")),))
-    tasks = (StudyTask("quiz", 40),)
-    design = Design(space, tasks, (Objective.of("quiz"),), algorithm="cmaes", population=6, generations=200)
+    design = build_design(Search("cmaes", population=6, generations=200))
     opened = Study.open(tmp_path / "study.sqlite")
     opened.run(design, lambda candidate, items: {"quiz": [1.0] * len(items["quiz"])})
-    assert len(opened.trials()) < design.trials
+    assert len(opened.trials()) < design.search.trials
     opened.close()
     page, [found] = report(tmp_path)
     assert found["ended"]

@@ -43,4 +43,54 @@ def test_variants_without_a_score_are_left_out_of_the_charts(tmp_path):
     file.write_text(file.read_text().replace('"score": 0.0', '"score": null'))
     page, _ = report(file)
     labels = re.findall(r'aria-label="([^"]*)"', page.render())
-    assert labels == [f"score over {name}: on 100 from 1 to 2 in 2 points" for name in "ab"]
+    assert labels == [
+        "2 trials over a, b; scores from 1 to 2",
+        *(f"score over {name}: on 100 from 1 to 2 in 2 points" for name in "ab"),
+    ]
+
+
+def answered(path, answers):
+    """A journal of variants with the answers of each to the same questions."""
+    records = [
+        {
+            "label": f"method={method} weight={weight}",
+            "values": {"method": method, "weight": weight},
+            "budget": len(given),
+            "score": sum(given) / len(given),
+            "answers": [given],
+            "key": f"{method} {weight}",
+            "scored_by": "quiz",
+        }
+        for (method, weight), given in answers.items()
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("right", "said"), [(5, "better than the runner-up"), (38, "cannot tell the best from the runner-up")]
+)
+def test_the_best_is_better_only_if_the_answers_say_so(tmp_path, right, said):
+    ones = [1.0] * 40
+    second = [1.0] * right + [0.0] * (40 - right)
+    file = answered(tmp_path / "a.sweep.jsonl", {("ties", 0.5): ones, ("linear", 0.2): second})
+    page, _ = report(file)
+    html = page.render()
+    assert said in html
+    assert "ties · 0.5: 1 (0." in html, "an interval in the tooltip"
+    assert "2 trials over method, weight" in html
+
+
+def test_a_sweep_records_the_answers_that_its_report_compares(tmp_path):
+    """What the journal holds is what the score is the mean of."""
+    from merganser.tuning.score_journal import ScoreJournal
+    from merganser.tuning.sweep import mean_score
+
+    answers = [[1.0, 0.0, 1.0, 1.0], [0.5, 0.25]]
+    with ScoreJournal(tmp_path / "b.sweep.jsonl", "quiz") as journal_file:
+        journal_file.add("k", {"weight": 0.5}, "weight=0.5", 4, mean_score(answers), answers)
+    record = json.loads((tmp_path / "b.sweep.jsonl").read_text())
+    assert record["answers"] == answers
+    assert record["score"] == pytest.approx((0.75 + 0.375) / 2)
+    page, _ = report(tmp_path / "b.sweep.jsonl")
+    assert "with 95 % intervals" in page.render()

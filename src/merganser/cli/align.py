@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from merganser.cli.factories import derive_symmetry
+from merganser.cli.factories import build_network, derive_symmetry, load_batches
 from merganser.cli.naming import name_checkpoints
 from merganser.cli.options import Json, Out, Overwrite, Seed
 from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
 from merganser.plain import plain
-from merganser.report.tables import Table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from merganser.align import Symmetry, Universe
 
 MATCHINGS = ("universe", "weights", "frank_wolfe", "merge_many")
+#: Points of a segment, and of each side of a plane, at which the loss is measured.
+POINTS = 11
 
 
 def command(
@@ -41,6 +44,10 @@ def command(
     matching: Annotated[
         str, typer.Option(help="Matching: universe (C²M³) or merge_many; to the first model: weights or frank_wolfe.")
     ] = "universe",
+    kind: Annotated[
+        str,
+        typer.Option(help="Symmetry of the networks: permutation, or orthogonal to rotate units of transformers too."),
+    ] = "permutation",
     permutations: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Reuse permutations.safetensors of an earlier run instead of matching."),
@@ -54,36 +61,48 @@ def command(
             help="Output of the network that counts, e.g. logits; may be repeated. Default: all of them.",
         ),
     ] = None,
+    batches: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Function that returns labelled batches (inputs, targets): measure loss barriers before and after.",
+        ),
+    ] = None,
     allow_unused: Annotated[
         bool, typer.Option("--allow-unused", help="Continue if the example input does not use every weight.")
     ] = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Align checkpoints of one architecture and average them in the common space.
+    """Align networks trained apart and average them.
 
-    The permutation symmetries are derived from the network itself and self-tested; no data is needed. OUT contains
+    The symmetries are derived from the network itself and self-tested; no data is needed. OUT contains
     aligned/NAME.safetensors for every checkpoint (the same function, in the common space), merged.safetensors,
     permutations.safetensors, symmetry.json and alignment.json (the printed results). `merganser report OUT` writes a
-    page about them.
+    page about them. With --batches, it shows the loss between every two networks before and after alignment, and over
+    the plane of the first three; the loss is the cross-entropy for classes, else the mean squared error.
     """
     from merganser.engine.directories import paths_in
     from merganser.engine.publishing import check_out
-    from merganser.errors import InputError, did_you_mean
+    from merganser.errors import InputError, did_you_mean, one_of
 
     named = name_checkpoints(checkpoints)
     if len(named) < 2:
         raise InputError("align needs at least two checkpoints")
     if matching not in MATCHINGS:
         raise InputError(f"--matching {matching}: unknown{did_you_mean(matching, MATCHINGS)}")
+    one_of("--kind", kind, ("permutation", "orthogonal"))
     if model is None and permutations is None:
         raise InputError(
             "give --model pkg.module:factory to derive the symmetries, or --permutations of an earlier run"
         )
+    if batches is not None and model is None:
+        raise InputError("--batches needs --model, the network that the batches are for")
     inputs = [path for reference in named.values() for path in paths_in(reference)]
     check_out(out, overwrite, [*inputs, *([permutations] if permutations else [])])
-    derive = partial(derive_symmetry, model or "", shape, outputs=outputs or None, allow_unused=allow_unused)
-    _align(named, out, overwrite, derive, matching, permutations, seed, as_json)
+    derive = partial(derive_symmetry, model or "", shape, kind=kind, outputs=outputs or None, allow_unused=allow_unused)
+    measure = partial(_landscape, model=model or "", data=_load_batches(batches, model or "")) if batches else None
+    _align(named, out, overwrite, derive, matching, permutations, seed, as_json, measure)
 
 
 def _align(
@@ -95,6 +114,7 @@ def _align(
     permutations: Path | None,
     seed: int,
     as_json: bool,
+    measure: Callable[[list[str], Universe], dict[str, Any]] | None,
 ) -> None:
     from merganser import align
     from merganser.checkpoints import open as open_checkpoint
@@ -103,7 +123,7 @@ def _align(
 
     opened = [open_checkpoint(path) for path in named.values()]
     check_replaceable(out, [file for checkpoint in opened for file in checkpoint.files()])
-    steps = len(named) + 4
+    steps = len(named) + (5 if measure else 4)
     with ProgressReporter("aligning", "steps") as reporter:
         states = []
         for name, checkpoint in zip(named, opened, strict=True):
@@ -119,6 +139,9 @@ def _align(
         reporter.step("comparing", steps)
         stored = [once({*checkpoint.names(), *checkpoint.aliases()}, found.symmetry) for checkpoint in opened]
         report = {"method": "given" if permutations else matching, **_report(list(named), found)}
+        if measure is not None:
+            reporter.step("measuring barriers", steps)
+            report["landscape"] = measure(list(named), found)
         reporter.step("writing", steps)
         publish(out, lambda directory: _write(found, list(named), stored, report, directory), overwrite=overwrite)
     _show({**report, "out": str(out)}, as_json)
@@ -174,6 +197,56 @@ def _report(names: Sequence[str], found: Universe) -> dict[str, Any]:
     }
 
 
+def _load_batches(text: str, model: str) -> list[Any]:
+    """Return the batches that --batches names, if the network and the loss can use them."""
+    from merganser.analysis.landscape import segment
+    from merganser.errors import InputError
+
+    data, (network, _) = load_batches(text), build_network(model)
+    try:
+        segment(network, network.state_dict(), network.state_dict(), data, mean_loss, points=2)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"--batches {text}: the network or its loss cannot use them: {error}") from error
+    return data
+
+
+def _landscape(names: list[str], found: Universe, *, model: str, data: Sequence[Any]) -> dict[str, Any]:
+    """Return the loss between every two networks, and over the plane of the first three, before and after."""
+    from merganser.analysis.landscape import plane, segment
+    from merganser.errors import InputError
+
+    network, _ = build_network(model)
+    spaces = {"before": found.models, "after": [found.to_universe(i) for i in range(len(found))]}
+    measured: dict[str, Any] = {
+        "segments": [
+            {"models": [names[a], names[b]]}
+            | {
+                when: segment(network, states[a], states[b], data, mean_loss, points=POINTS).to_dict()
+                for when, states in spaces.items()
+            }
+            for a, b in itertools.combinations(range(len(names)), 2)
+        ]
+    }
+    if len(names) > 2:
+        with contextlib.suppress(InputError):  # networks on one line, such as copies, have no plane
+            measured["plane"] = {"models": names[:3]} | {
+                when: plane(network, states[:3], data, mean_loss, resolution=POINTS).to_dict()
+                for when, states in spaces.items()
+            }
+    return measured
+
+
+def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy for targets that are classes, else the mean squared error."""
+    from torch.nn import functional
+
+    if targets.is_floating_point():
+        return functional.mse_loss(outputs, targets)
+    return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
 def _write(
     found: Universe, names: Sequence[str], stored: Sequence[set[str]], report: Mapping[str, Any], directory: Path
 ) -> None:
@@ -196,14 +269,15 @@ def _show(report: dict[str, Any], as_json: bool) -> None:
     if as_json:
         emit(report)
         return
+    from merganser.report.alignments import pair_table
+    from merganser.report.landscapes import barrier_table
+
     objective = report["objective"]
-    say(f"symmetry   {report['atoms']} free permutations on {report['tensors']} tensors")
-    rows: list[tuple[object, ...]] = [("objective", objective["before"], objective["after"])]
-    for pair in report["pairs"]:
-        both = " – ".join(pair["models"])
-        rows.append((f"cosine {both}", pair["cosine"]["before"], pair["cosine"]["after"]))
-        rows.append((f"distance {both}", pair["distance"]["before"], pair["distance"]["after"]))
-    say(Table(("", "before", "after"), rows).text())
+    say(f"symmetry   {report['atoms']} groups of units that move on {report['tensors']} tensors")
+    say(f"objective  {objective['before']:.6g} before, {objective['after']:.6g} after\n")
+    say(f"{pair_table(report).text()}\n")
+    if segments := report.get("landscape", {}).get("segments"):
+        say(f"{barrier_table(segments).text()}\n")
     say(f"wrote {report['out']}: aligned/, merged.safetensors, permutations.safetensors, symmetry.json")
     for note in report["notes"]:
         say(f"note: {note}")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import textwrap
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,11 +11,11 @@ import typer
 
 from merganser.cli.interrupts import command as same_command
 from merganser.cli.interrupts import explain_interrupt
-from merganser.cli.naming import name_checkpoints
+from merganser.cli.limits import memory_limit
+from merganser.cli.naming import name_checkpoints, read_pairs
 from merganser.cli.options import Device, Json, Memory, Out, Overwrite, Seed
-from merganser.cli.output import emit, say
+from merganser.cli.output import emit, say, wrap
 from merganser.cli.progress import ProgressReporter
-from merganser.units import parse_size
 
 if TYPE_CHECKING:
     from merganser.tuning.autopilot.decisions import Decision
@@ -61,7 +59,7 @@ def command(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Choose how to merge experts of one base, or advise against merging them.
+    """Choose how to merge experts, or advise against it.
 
     Inspects the weights, races methods and scales on a few questions, refines the winner's scale and checks it on
     questions that the race did not use. OUT is written only if a merge beats the best single model on those, beyond a
@@ -70,7 +68,6 @@ def command(
     continue after an interruption.
     """
     from merganser.engine.directories import check_absent, check_replaceable, check_writable, paths_in
-    from merganser.engine.execute import DEFAULT_MEMORY
     from merganser.evaluate.tasks import Task
     from merganser.tuning.autopilot.exams import exam_of_tasks
     from merganser.tuning.autopilot.merges import Merges
@@ -81,14 +78,14 @@ def command(
     check_replaceable(out, [path for model in (base, *named.values()) for path in paths_in(model)])
     check_writable(out, out.parent)
     tasks = [Task.parse(text) for text in data or ()]
-    limit = parse_size(memory) if memory else DEFAULT_MEMORY
+    limit = memory_limit(memory)
     merges = Merges(base, named, seed, limit)
     beside = out.with_name(f"{out.name}.auto")
 
     def on_look(remarks: tuple[Remark, ...]) -> None:
         beside.mkdir(parents=True, exist_ok=True)
         for remark in remarks:
-            say(_wrap(f"note: {remark.text}"), sys.stderr)
+            say(wrap(f"note: {remark.text}", "  "), sys.stderr)
 
     expected = [0]
     with (
@@ -107,7 +104,7 @@ def command(
                 methods=candidates,
                 budget=budget,
                 questions=questions,
-                calibration=_calibrations(calibration or []),
+                calibration=read_pairs(calibration or (), "TASK=FILE", "--calibration"),
                 journal=beside / "answers.jsonl",
                 on_answer=on_answer,
                 on_look=on_look,
@@ -127,18 +124,6 @@ def command(
         _show(decision, out, beside)
     if decision.recipe is None:
         raise typer.Exit(1)
-
-
-def _calibrations(given: list[str]) -> dict[str, str]:
-    from merganser.errors import InputError
-
-    found = {}
-    for text in given:
-        task, equals, file = text.partition("=")
-        if not (task and equals and file):
-            raise InputError(f"--calibration {text}: expected TASK=FILE")
-        found[task] = file
-    return found
 
 
 def _store(decision: Decision, beside: Path) -> None:
@@ -177,14 +162,9 @@ def _show(decision: Decision, out: Path, beside: Path) -> None:
         say(f"race, first {SHOWN} of {len(race_table(found).rows)}:\n{race_table(found, SHOWN).text()}\n")
     if decision.challenges:
         say(f"on unseen questions:\n{challenge_table(found).text()}\n")
-    say(_wrap(f"{decision.text}."))
+    say(wrap(f"{decision.text}.", "  "))
     if decision.recipe is not None:
         say(f"wrote {out}")
     elif decision.best_recipe is not None:
-        say(_wrap(f"to merge anyway: merganser merge {beside / 'recipe.yml'} {out}"))
+        say(wrap(f"to merge anyway: merganser merge {beside / 'recipe.yml'} {out}", "  "))
     say(f"wrote {beside / 'report.html'}")
-
-
-def _wrap(text: str) -> str:
-    width = min(100, max(60, shutil.get_terminal_size().columns))
-    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False, subsequent_indent="  ")

@@ -39,7 +39,9 @@ def command(
     size: Annotated[str, typer.Option("--size", metavar="SIZE", help="Size of the test files.")] = "64MiB",
     as_json: Json = False,
 ) -> None:
-    """Measure this machine, and predict how long merges take on it, or on more cores, disks and machines like it.
+    """Measure this machine and predict times of merges.
+
+    Also predicts them for more cores, disks and machines like it.
 
     Writes temporary files to DIR, reads and merges them: a few seconds. With RECIPE, whose models are not read beyond
     their headers, predicts that merge. docs/scaling.md explains the model.

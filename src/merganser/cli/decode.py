@@ -36,7 +36,10 @@ def command(
     base: MovedBase = None,
     as_json: Json = False,
 ) -> None:
-    """Describe with text the directions that an expert changed, for dual encoders (TextSpan)."""
+    """Describe with text what an expert changed.
+
+    TextSpan, for dual encoders such as CLIP.
+    """
     from merganser.library.library import Library
     from merganser.routing.textspan import decode
 
@@ -96,7 +99,7 @@ def _array(path: Path) -> Tensor:
     import torch
 
     from merganser.errors import InputError
-    from merganser.evolve.arrayfiles import read_arrays
+    from merganser.evolve.numpy_files import read_arrays
 
     found = read_arrays(path).get("")
     if found is None:

@@ -37,7 +37,9 @@ def command(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Train small networks on handwritten digits, merge them in several ways and compare the accuracy.
+    """Train and merge small networks, and compare them.
+
+    The networks classify handwritten digits.
 
     Fine-tunes a base on four tasks (upright, flipped, rotated and inverted digits) and merges the experts with
     recipes, through the same engine as any checkpoint. Then averages three networks trained from different seeds,

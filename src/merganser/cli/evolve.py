@@ -13,18 +13,18 @@ import typer
 
 from merganser.cli import report
 from merganser.cli.interrupts import explain_interrupt, left_in
-from merganser.cli.options import DryRun, Json, Overwrite, Ray, Resume, Task, Workers
+from merganser.cli.options import DryRun, Json, Overwrite, Ray, Resume, Task
 from merganser.cli.output import emit, say, wrote
 from merganser.cli.progress import ProgressReporter
 from merganser.units import show_time
 
 if TYPE_CHECKING:
+    from merganser.evolve.costs import Event
     from merganser.evolve.intervals import Interval
-    from merganser.evolve.progress import Event
     from merganser.evolve.store import Trial
     from merganser.evolve.study import Study
 
-app = typer.Typer(help="Search for a merge with few evaluations, and read the results.", no_args_is_help=True)
+app = typer.Typer(help="Search for a merge with few evaluations.", no_args_is_help=True)
 app.command("report")(report.command)  # the same command writes the page of a study
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="File of the study.")]
@@ -40,7 +40,9 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="File of the study; default: RUN with suffix .sqlite.")
     ] = None,
     resume: Resume = False,
-    workers: Workers = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Number of processes; default: that of the run file, else 1.")
+    ] = None,
     ray: Ray = None,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -50,10 +52,10 @@ def run(
     The winner's score is measured on items that neither the search nor the calibration used. --dry-run imports the
     Python modules that the file names.
     """
-    from merganser.evolve import runfile
-    from merganser.evolve.starting import start
+    from merganser.evolve.loading import load
+    from merganser.evolve.runs import start
 
-    loaded = runfile.load(run_file)
+    loaded = load(run_file)
     for caution in loaded.cautions:
         say(f"note: {caution}", sys.stderr)
     if dry_run:
@@ -63,7 +65,8 @@ def run(
     with explain_interrupt(lambda: left_in(path)), ProgressReporter("evolving", "steps") as reporter:
         listener = _Listener(reporter, as_json)
         opened = start(loaded, path, resume=resume, workers=workers, ray=ray, on_event=listener)
-    _show_best(opened, None, as_json)
+    with opened:
+        _show_best(opened, None, as_json)
 
 
 @app.command()
@@ -84,13 +87,15 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Write a commented run file. On a terminal, asks for everything that is left out."""
+    from merganser.engine.directories import check_absent, check_file
     from merganser.errors import InputError
     from merganser.evaluate import tasks as questions
-    from merganser.evolve.initial import render_run_file
+    from merganser.evolve.scaffold import render_run_file
 
     if out.suffix not in (".yml", ".yaml"):
         raise InputError(f"{out}: give the run file to write last; its name must end in .yml")
-    _check_file(out, overwrite)
+    check_absent(out, overwrite)
+    check_file(out)
     if not models and sys.stdin.isatty():
         base = base or typer.prompt("Base checkpoint (empty if there is none)", default="", show_default=False) or None
         models = _ask_for("Model to merge, LABEL=CKPT")
@@ -107,18 +112,6 @@ def init(
     text = render_run_file(named, asked, base=base, method=method, root=out.resolve().parent)
     out.write_text(text, encoding="utf-8")
     wrote(out, as_json)
-
-
-def _check_file(out: Path, overwrite: bool) -> None:
-    """Refuse a file that cannot be written, before any work starts."""
-    from merganser.engine.directories import check_absent
-    from merganser.errors import InputError
-
-    check_absent(out, overwrite)
-    if out.is_dir():
-        raise InputError(f"{out}: a directory; name the file to be written in it")
-    if not out.resolve().parent.is_dir():
-        raise InputError(f"{out}: no directory {out.resolve().parent}")
 
 
 def _ask_for(what: str) -> list[str]:
@@ -152,10 +145,14 @@ def watch(
 
 @app.command()
 def best(study: StudyFile, objective: Objective = None, as_json: Json = False) -> None:
-    """Show the best merge found (with several objectives: the Pareto front), and its scores on unseen items."""
+    """Show the best merge and its scores on unseen items.
+
+    With several objectives, shows the Pareto front.
+    """
     from merganser.evolve.study import Study
 
-    _show_best(Study.open(study, readonly=True), objective, as_json)
+    with Study.open(study, readonly=True) as opened:
+        _show_best(opened, objective, as_json)
 
 
 @app.command()
@@ -169,18 +166,23 @@ def export(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Write the winner as a recipe; `merganser merge` with it gives the weights that were evaluated."""
+    """Write the winner as a recipe.
+
+    `merganser merge` with it gives the weights that were evaluated.
+    """
+    from merganser.engine.directories import check_absent, check_file
     from merganser.errors import InputError
-    from merganser.evolve.starting import recipe
+    from merganser.evolve.runs import recipe
     from merganser.evolve.study import Study
     from merganser.plain import to_yaml
 
-    opened = Study.open(study, readonly=True)
-    chosen = _trial(opened, trial) if trial else opened.best(objective)
-    _check_file(out, overwrite)
-    if out.exists() and out.samefile(study):
-        raise InputError(f"{out}: is the study itself; choose another file")
-    out.write_text(to_yaml(recipe(opened, chosen)), encoding="utf-8")
+    with Study.open(study, readonly=True) as opened:
+        chosen = _trial(opened, trial) if trial else opened.best(objective)
+        check_absent(out, overwrite)
+        check_file(out)
+        if out.exists() and out.samefile(study):
+            raise InputError(f"{out}: is the study itself; choose another file")
+        out.write_text(to_yaml(recipe(opened, chosen)), encoding="utf-8")
     wrote(out, as_json)
 
 
@@ -194,7 +196,9 @@ class _Listener:
     def __call__(self, event: Event) -> None:
         left = event.forecast.seconds if event.forecast else None
         if self._json:
-            trial = _trial_json(event.trial) if event.trial else None
+            from merganser.evolve.schema import to_document
+
+            trial = to_document(event.trial) if event.trial else None
             emit({"event": event.phase, "done": event.done, "total": event.total, "trial": trial})
             return
         words = [f"{event.phase:<9} {event.done}/{event.total}"]
@@ -207,40 +211,27 @@ class _Listener:
         self._reporter(event.done, event.total, event.phase)
 
 
-def _trial_json(trial: Trial) -> dict[str, Any]:
-    return {
-        "kind": trial.kind,
-        "generation": trial.generation,
-        "position": trial.position,
-        "state": trial.state,
-        "values": dict(trial.values) if trial.values is not None else None,
-        "objectives": dict(trial.objectives),
-        "seconds": round(trial.seconds, 3),
-        "error": trial.error,
-    }
-
-
 def _describe(loaded: Any, as_json: bool) -> None:
     design = loaded.design
     facts = {
         "event": "plan",
-        "variables": [variable.name for variable in design.space.variables],
-        "trials": design.trials,
-        "items_per_trial": sum(task.subset or task.pool for task in design.tasks),
+        "variables": [variable.name for variable in design.search_space.variables],
+        "trials": design.search.trials,
+        "items_per_trial": sum(task.asked for task in design.tasks.values()),
         "tasks": {
-            t.name: {
-                "items": t.items,
-                "pool": t.pool,
-                "test": t.items - t.pool,
-                "asked": t.subset or t.pool,
-                "extractor": t.extractor,
-                "estimator": t.estimator,
+            name: {
+                "items": task.items,
+                "pool": task.pool,
+                "test": task.items - task.pool,
+                "asked": task.asked,
+                "extractor": task.extractor,
+                "estimator": task.estimator,
             }
-            for t in design.tasks
+            for name, task in design.tasks.items()
         },
         "objectives": [objective.name for objective in design.objectives],
-        "algorithm": design.algorithm,
-        "workers": loaded.workers,
+        "algorithm": design.search.algorithm,
+        "workers": design.workers,
     }
     if as_json:
         emit(facts)
@@ -258,7 +249,7 @@ def _status(study: Study, as_json: bool) -> bool:
     trials = study.trials()
     forecast = study.forecast()
     valid = [trial for trial in trials if trial.valid]
-    facts: dict[str, Any] = {"event": "status", "done": len(trials), "total": design.trials}
+    facts: dict[str, Any] = {"event": "status", "done": len(trials), "total": design.search.trials}
     facts["failed"] = sum(trial.state == "failed" for trial in trials)
     facts["best"] = {o.name: study.best(o.name).objectives[o.name] for o in design.objectives} if valid else {}
     facts["seconds_left"] = round(forecast.seconds, 1) if forecast.seconds == forecast.seconds else None
@@ -277,6 +268,7 @@ def _status(study: Study, as_json: bool) -> bool:
 def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
     from merganser.errors import MerganserError
     from merganser.evolve.ranking import nothing
+    from merganser.evolve.schema import to_document
     from merganser.evolve.summary import compared, unseen_intervals
 
     single = objective is not None or len(study.design.objectives) == 1
@@ -290,12 +282,13 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
     verdicts = {o.name: said for o in objectives if (said := compared(study, o, study.best(o.name)))}
     failed = Counter(trial.reason for trial in study.trials() if trial.state == "failed")
     if as_json:
-        found = [_trial_json(trial) | {"test": study.test_scores(trial)} for trial in winners]
+        found = [to_document(trial) | {"test": study.test_scores(trial)} for trial in winners]
         facts = {"event": "best", "ended": study.ended, "winners": found, "endpoints": endpoints, "untested": untested}
         emit(facts | {"verdicts": verdicts, "failed": dict(failed), "cost": study.cost().to_dict()})
         return
     if not study.ended:
-        say(f"best so far, after {len(study.trials())} of {study.design.trials} trials; resume the run for the rest")
+        tried, budget = len(study.trials()), study.design.search.trials
+        say(f"best so far, after {tried} of {budget} trials; resume the run for the rest")
     for trial in winners:
         say(f"trial {trial.generation}:{trial.position}  estimated {_named(trial.objectives)}")
         if intervals := unseen_intervals(study, trial.label):

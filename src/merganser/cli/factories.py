@@ -54,6 +54,42 @@ def derive_symmetry(model: str, shape: str | None, **options: Any) -> Symmetry:
     return align.symmetry(network, inputs, **options)
 
 
+def load_batches(text: str) -> list[Any]:
+    """Return the labelled batches that a function returns. Every problem with it raises `InputError`."""
+    from merganser.modules.batches import labelled
+
+    try:
+        found = list(imported(text, "--batches")())
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"--batches {text}: the function failed with {type(error).__name__}: {error}") from error
+    if not found:
+        raise InputError(f"--batches {text}: the function returned no batches")
+    for batch in found:
+        labelled(batch, f"--batches {text}")
+    return found
+
+
+def example_of(network: Any, device: str) -> dict[str, Any]:
+    """Return a small batch for a model of transformers, by what it reads: tokens, an image, both, or a spectrogram."""
+    import torch
+
+    config, main = network.config, network.main_input_name
+    vision = getattr(config, "vision_config", config)
+    found = dict(network.dummy_inputs)
+    if main == "pixel_values" or hasattr(network, "vision_model"):
+        size = getattr(vision, "image_size", 64)
+        sides = [size, size] if isinstance(size, int) else list(size)
+        found["pixel_values"] = torch.zeros(1, getattr(vision, "num_channels", 3), *sides)
+    elif main == "input_features" and hasattr(config, "num_mel_bins"):
+        found[main] = torch.zeros(1, config.num_mel_bins, 2 * config.max_source_positions)
+    if main != "input_ids" and main in found:
+        tokens = found.pop("input_ids", None)
+        found |= {"decoder_input_ids": tokens[:1]} if config.is_encoder_decoder else {}
+    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in found.items()}
+
+
 def _zeros(shape: str) -> Any:
     import torch
 

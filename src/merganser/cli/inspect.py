@@ -13,13 +13,14 @@ from merganser.cli.naming import name_checkpoints
 from merganser.cli.options import Check, Json, RankFraction, Tensors
 from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
-from merganser.report.tables import Table
+from merganser.report.collapsing import collapse_table
 
 if TYPE_CHECKING:
     from merganser.checkpoints import Checkpoint
     from merganser.interference import Survey
     from merganser.library import Library
     from merganser.report.contents import Contents
+    from merganser.report.tables import Table
 
 #: Matrices shown on a terminal by default.
 SHOWN = 10
@@ -41,7 +42,7 @@ def command(
     check: Check = False,
     as_json: Json = False,
 ) -> None:
-    """Show the contents of checkpoints, and how experts interfere.
+    """Show checkpoints, and how experts interfere.
 
     Without --base: tensors, dtypes and sizes by block, tied names and the fingerprint; for several checkpoints, also
     their distances. With --base, or for an expert library: where the experts interfere, before and after TSV-Merge, how
@@ -49,21 +50,15 @@ def command(
     """
     library = _library(checkpoints, base)
     named = name_checkpoints(checkpoints)
-    _check_html(html)
+    if html is not None:
+        from merganser.engine.directories import check_file
+
+        check_file(html, "--html")
     source = library if library is not None else base
     if source is not None:
         _interference(source, named, html, rank_fraction, layers or None, tensors, as_json)
     else:
         _contents(named, html, tensors, check, as_json)
-
-
-def _check_html(html: Path | None) -> None:
-    from merganser.errors import InputError
-
-    if html is not None and html.is_dir():
-        raise InputError(f"--html {html}: a directory; name the page to be written in it")
-    if html is not None and not html.resolve().parent.is_dir():
-        raise InputError(f"--html {html}: no directory {html.resolve().parent}")
 
 
 def _library(checkpoints: list[str], base: str | None) -> Library | None:
@@ -110,25 +105,21 @@ def _show_contents(found: Contents, tensors: bool) -> None:
     say(found.label)
     for line in facts(found):
         say(f"  {line}")
-    say(f"\n{(tensors_table if tensors else blocks_table)(found).text()}\n")
+    table = collapse_table(tensors_table(found)) if tensors else blocks_table(found)
+    say(f"\n{table.text()}\n")
 
 
 def _apart(opened: Mapping[str, Checkpoint]) -> tuple[Table | None, str]:
     """Return the cosine and distance of every pair of checkpoints, or the reason why there are none."""
     from merganser.analysis.similarity import weight_similarity
     from merganser.errors import CheckpointError
+    from merganser.report.contents import distance_table
 
     try:
         found = weight_similarity(opened)
     except CheckpointError as error:
         return None, str(error)
-    rows = [
-        [first, second, found.cosine[a][b], found.distance[a][b]]
-        for a, first in enumerate(found.names)
-        for b, second in enumerate(found.names)
-        if a < b
-    ]
-    return Table(["model", "other", "cosine", "distance"], rows, "Distances"), ""
+    return distance_table(found), ""
 
 
 def _interference(
@@ -178,7 +169,7 @@ def _matrices(source: Library | str, layers: int | None) -> int:
 
 def _write_page(source: Library | str, experts: Mapping[str, str] | None, found: Survey, html: Path) -> None:
     from merganser.interference.surveys import similarity
-    from merganser.report.interference import HeatMap, fill, heat_map_rank, loudest
+    from merganser.report.interference import HeatMap, fill, heat_map_rank, left_out, loudest, sampled
     from merganser.report.page import Page
 
     overlap = None
@@ -186,37 +177,19 @@ def _write_page(source: Library | str, experts: Mapping[str, str] | None, found:
         rank = heat_map_rank(found, matrix)
         overlap = HeatMap(matrix.name, rank, similarity(source, experts, matrix.name, rank)[0])
     label = source if isinstance(source, str) else source.path
-    intro = [f"{', '.join(found.experts)}; base {label}", *_left_out(found), *_sampled(found)]
+    intro = [f"{', '.join(found.experts)}; base {label}", *left_out(found), *sampled(found)]
     page = Page("Survey between experts", ". ".join(intro) + ".")
     fill(page, found, overlap)
     page.write(html)
 
 
-def _sampled(found: Survey) -> list[str]:
-    return [
-        f"{stack}: measured {len(names)} of {total} layers, evenly spread: "
-        + ", ".join(name.rpartition(".")[2] for name in names)
-        + " (--layers 0 measures all)"
-        for stack, (names, total) in found.layers.items()
-    ]
-
-
-def _left_out(found: Survey) -> list[str]:
-    return [
-        f"{name}: not compared, since the base has no tensor of that name and shape: "
-        + ", ".join(tensors[:3])
-        + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
-        for name, tensors in found.left_out.items()
-    ]
-
-
 def _show_interference(found: Survey, tensors: bool) -> None:
-    from merganser.report.interference import block_table, cosine_table, expert_table, matrix_table
+    from merganser.report.interference import block_table, cosine_table, expert_table, left_out, matrix_table, sampled
 
     shown = [expert_table(found), matrix_table(found, None if tensors else SHOWN)]
     if len(found.experts) > 1:
         shown = [block_table(found), cosine_table(found), *shown]
-    for line in (*_left_out(found), *_sampled(found)):
+    for line in (*left_out(found), *(f"{each} (--layers 0 measures all)" for each in sampled(found))):
         say(line)
     if not found.matrices:
         say("no matrix differs from the base: nothing can interfere")

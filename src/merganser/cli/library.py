@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from merganser.cli.naming import read_pairs
 from merganser.cli.options import (
     Base,
     Json,
@@ -19,17 +20,19 @@ from merganser.cli.options import (
     Resume,
     Tensors,
 )
-from merganser.cli.output import emit, say, wrote
+from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
+from merganser.cli.writing import writing
 from merganser.errors import InputError
 from merganser.units import parse_size, show_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from merganser.checkpoints.base import Checkpoint
     from merganser.library.library import Library
 
+_EXPERT = "NAME=CKPT, an expert's name and its checkpoint"
 _MARKS = {True: "ok ", False: "BAD", None: "?  "}
 
 app = typer.Typer(help="Keep many experts of one base in few bytes.", no_args_is_help=True)
@@ -79,10 +82,13 @@ def build(
     randomized: Randomized = False,
     as_json: Json = False,
 ) -> None:
-    """Build a library; after an interruption, run the same command again."""
+    """Build a library.
+
+    After an interruption, run the same command again.
+    """
     from merganser.library.library import Library
 
-    named = _all_named(experts)
+    named = read_pairs(experts, _EXPERT)
     with ProgressReporter("building", "steps") as reporter:
         built = Library.build(
             base,
@@ -92,7 +98,7 @@ def build(
             energy=energy,
             budget=parse_size(budget) if budget else None,
             codes=codes or None,
-            grams=_all_named(grams or []),
+            grams=read_pairs(grams or (), "NAME=FILE", "--gram"),
             dtype=dtype,
             copy_base=copy_base,
             randomized=randomized,
@@ -115,8 +121,8 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Add one expert; the others do not change."""
-    name, path = _named(expert)
-    given = _all_named(grams or [])
+    [(name, path)] = read_pairs([expert], _EXPERT).items()
+    given = read_pairs(grams or (), "NAME=FILE", "--gram")
     if others := given.keys() - {name}:
         raise InputError(f"--gram {min(others)}: the expert that is added is {name}")
     opened = _open(library, base)
@@ -143,7 +149,10 @@ def remove(
     base: MovedBase = None,
     as_json: Json = False,
 ) -> None:
-    """Remove one expert and its file; after an interruption, run the same command again."""
+    """Remove one expert and its file.
+
+    After an interruption, run the same command again.
+    """
     _show(_open(library, base).remove(name), as_json)
 
 
@@ -173,7 +182,10 @@ def extract(
     base: MovedBase = None,
     as_json: Json = False,
 ) -> None:
-    """Rebuild one expert as an ordinary checkpoint, or as a LoRA adapter for PEFT and vLLM."""
+    """Rebuild one expert as a checkpoint or LoRA adapter.
+
+    PEFT and vLLM load the adapter.
+    """
     from merganser.cli.lora import show_report
 
     opened = _open(library, base)
@@ -194,9 +206,8 @@ def extract(
     elif form == "checkpoint":
         if rank is not None or budget is not None or low_rank_only:
             raise InputError("a rank, a budget and --low-rank-only are for adapters: add --as lora")
-        with ProgressReporter("writing", as_json=as_json) as reporter:
-            opened.extract(name, out, resume=resume, overwrite=overwrite, on_progress=reporter.follow)
-        wrote(out, as_json)
+        with writing(out, "writing", as_json) as reporting:
+            opened.extract(name, out, resume=resume, overwrite=overwrite, **reporting)
     else:
         raise InputError(f"--as {form}: choose checkpoint or lora")
 
@@ -223,9 +234,8 @@ def merge(
     if rank_fraction is not None:
         settings["rank_fraction"] = rank_fraction
     merged = _open(library, base).merge(experts or None, **settings)
-    with ProgressReporter("merging", as_json=as_json) as reporter:
-        save(merged, out, resume=resume, overwrite=overwrite, on_progress=reporter.follow)
-    wrote(out, as_json)
+    with writing(out, "merging", as_json) as reporting:
+        save(merged, out, resume=resume, overwrite=overwrite, **reporting)
 
 
 @app.command()
@@ -239,8 +249,12 @@ def report(
     base: MovedBase = None,
     as_json: Json = False,
 ) -> None:
-    """Show what each layer takes, in all and in bits for each entry, what it lost, and in which codes it is stored."""
+    """Show the size, error and codes of each layer.
+
+    Sizes are in all and in bits for each entry.
+    """
     from merganser.library.reporting import by_layer, stored_tensors
+    from merganser.report.libraries import layer_table, tensor_table
 
     opened = _open(library, base)
     names, found = experts or list(opened.experts), []
@@ -253,29 +267,16 @@ def report(
         emit({"layers": layers, "tensors": found if tensors else None})
         return
     if tensors:
-        say(_stored_table("tensor", [(f"{e.expert}: {e.tensor}", e.nbytes, e.bits, e.lost, e.code) for e in found]))
-        say("")
-    rows = [(layer.layer, layer.nbytes, layer.bits, layer.lost, _count(layer.codes)) for layer in layers]
-    say(_stored_table("layer", rows))
-
-
-def _count(codes: dict[str, int]) -> str:
-    return ", ".join(f"{count} {code}" for code, count in codes.items())
-
-
-def _stored_table(what: str, rows: Sequence[tuple[str, int, float, float | None, str]]) -> str:
-    from merganser.report.tables import Table
-
-    shown = [
-        (name, show_size(nbytes), f"{bits:.2f}", "?" if lost is None else f"{lost:.2%}", codes)
-        for name, nbytes, bits, lost, codes in rows
-    ]
-    return Table((what, "size", "bits", "lost", "codes"), shown).text()
+        say(f"{tensor_table(found).text()}\n")
+    say(layer_table(layers).text())
 
 
 @app.command()
 def verify(library: LibraryPath, base: MovedBase = None, as_json: Json = False) -> None:
-    """Read every byte and compare it with what the library says; exit code 1 if something is wrong."""
+    """Read every byte and check it.
+
+    Exits with 1 if something is wrong.
+    """
     opened = _open(library, base)
     with ProgressReporter("verifying", "files") as reporter:
         findings = opened.verify(lambda part: reporter.step(part, 1 + len(opened.experts)))
@@ -301,24 +302,6 @@ def _open(path: Path, base: str | None) -> Library:
     from merganser.library.library import Library
 
     return Library(path, base)
-
-
-def _named(text: str) -> tuple[str, str]:
-
-    name, separator, path = text.partition("=")
-    if not separator or not name or not path:
-        raise InputError(f"{text!r}: name the expert and its checkpoint as NAME=CKPT")
-    return name, path
-
-
-def _all_named(texts: list[str]) -> dict[str, str]:
-
-    named: dict[str, str] = {}
-    for name, path in map(_named, texts):
-        if name in named:
-            raise InputError(f"two experts are called {name!r}: {named[name]} and {path}")
-        named[name] = path
-    return named
 
 
 def _show(library: Library, as_json: bool) -> None:

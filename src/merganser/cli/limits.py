@@ -1,9 +1,11 @@
-"""The limit on open files of the process."""
+"""Limits of a command: memory, and open files."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+
+from merganser.units import parse_size
 
 #: Where the system reports no limit, some systems (macOS) refuse more than this.
 _ENOUGH = 10240
@@ -20,3 +22,10 @@ def raise_open_files() -> None:
     if soft not in (wanted, resource.RLIM_INFINITY):
         with contextlib.suppress(ValueError, OSError):  # the system may refuse
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def memory_limit(given: str | None) -> int:
+    """Return the bytes of `--memory`, or the default."""
+    from merganser.engine.execute import DEFAULT_MEMORY
+
+    return parse_size(given) if given else DEFAULT_MEMORY

@@ -17,19 +17,19 @@ def command(
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Show what a model was merged from, through merges of merges, adapters and libraries, and the licences.
+    """Show what a model was merged from.
 
-    Follows the lock files of the source models as far as they are available. Licences that conflict are reported by
-    their names on the hub; this is not legal advice.
+    Follows merges of merges, adapters and libraries by the lock files of the source models, as far as these are
+    available. Licences that conflict are reported by their names on the hub; this is not legal advice.
     """
     from merganser.origin import trace
 
     family = trace(directory, root=root)
     if html is not None:
+        from merganser.engine.directories import check_file
         from merganser.report.lineage import lineage_page
-        from merganser.report.page import check_place
 
-        check_place(html, "--html")
+        check_file(html, "--html")
         lineage_page(family).write(html)
     if as_json:
         emit(

@@ -47,7 +47,10 @@ def command(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Extract the best LoRA adapter for the difference of two checkpoints, in PEFT's format."""
+    """Extract a LoRA adapter from a fine-tuned model.
+
+    It is the best one of its rank for the difference of two checkpoints, in PEFT's format.
+    """
     from merganser.library.lora import extract_lora
 
     with ProgressReporter("extracting", "tensors") as reporter:
@@ -128,6 +131,8 @@ def show_report(report: AdapterReport, as_json: bool) -> None:
     say(f"residual over all tensors: {report.residual:.2e}")
     for note in report.notes:
         say(note)
+    if report.whole:
+        say(f"{len(report.whole)} tensors are saved whole, such as {report.whole[0]!r}: PEFT loads them, vLLM does not")
     if report.left_out:
         shown = ", ".join(report.left_out[:5]) + (" …" if len(report.left_out) > 5 else "")
         say(f"left out: {len(report.left_out)} tensors that changed: {shown}")

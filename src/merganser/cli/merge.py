@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from merganser.cli.interrupts import explain_interrupt, left_in
+from merganser.cli.limits import memory_limit
 from merganser.cli.options import (
     Device,
     DryRun,
@@ -25,12 +23,10 @@ from merganser.cli.options import (
     ShardSize,
     Workers,
 )
-from merganser.cli.output import emit, say
-from merganser.cli.plan import show_plan, show_summary, summarise
-from merganser.cli.progress import ProgressReporter
+from merganser.cli.plan import show_merge, show_plan
 from merganser.cli.proof import show_proofs
 from merganser.cli.quantisation import show_errors
-from merganser.units import parse_size, show_time
+from merganser.cli.writing import writing
 
 if TYPE_CHECKING:
     from merganser.engine.merge import Merge
@@ -70,29 +66,24 @@ def command(
     plan RECIPE`.
     """
     from merganser.engine.allocator import keep_freed_memory
-    from merganser.engine.execute import DEFAULT_MEMORY
     from merganser.recipes.running import run
 
     keep_freed_memory()
-    limit = parse_size(memory) if memory else DEFAULT_MEMORY
+    limit = memory_limit(memory)
     options: dict[str, Any] = {"seed": seed, "dtype": dtype, "shard_size": shard_size, "quantize": quantize}
     if dry_run:
         show_plan(recipe, options, memory, workers, device, as_json)
         return
-    began = time.monotonic()
-
     begun: list[Merge] = []
 
     def on_merge(merge: Merge) -> None:
         begun.append(merge)
-        show_summary(summarise(merge, limit, workers, strict=memory is not None), as_json)
+        show_merge(merge, memory, workers, as_json)
         if prove:
             show_proofs(merge, as_json)
 
-    complete: list[Path] = []
-    partial = out.with_name(f"{out.name}.partial") if out.name else out
-    with explain_interrupt(lambda: left_in(partial)), ProgressReporter("merging", as_json=as_json) as reporter:
-        path = run(
+    with writing(out, "merging", as_json, "made by this recipe from these models") as reporting:
+        run(
             recipe,
             out,
             **options,
@@ -107,15 +98,6 @@ def command(
             changes=changes,
             digest=digest,
             on_merge=on_merge,
-            on_progress=reporter.follow,
-            on_complete=complete.append,
+            **reporting,
         )
-    seconds = time.monotonic() - began
-    if not complete:
         show_errors(begun[0], as_json)
-    if as_json:
-        emit({"event": "done", "path": str(path), "seconds": round(seconds, 3), "already_complete": bool(complete)})
-    elif complete:
-        say(f"{path} was already made by this recipe from these models; nothing to do")
-    else:
-        say(f"wrote {path} in {show_time(seconds)}")

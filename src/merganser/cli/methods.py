@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from merganser.cli.options import Json
-from merganser.cli.output import emit, say, terminal_width, wrap
-from merganser.report.tables import Table
+from merganser.cli.output import emit, say, wrap
+from merganser.report.tables import Table, terminal_width
 
 #: Columns from which there is room for the parameters of every method in the list.
 WIDE = 100
@@ -23,7 +24,10 @@ def command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the merging methods, or show one with its formula and parameters."""
+    """List the merging methods, or describe one.
+
+    Of one method, shows the formula and the parameters.
+    """
     from merganser.methods.catalogue import catalogue, describe
     from merganser.methods.plugins import load_plugins
     from merganser.methods.registry import FUNCTIONS_OF_DATA
@@ -69,7 +73,7 @@ def _one(row: MethodRow) -> str:
     parts = [wrap(f"{row.name}{also}: {row.summary}"), _fitted(row.description), "\n".join(facts)]
     if row.parameters:
         cells = [(p.name, p.default, p.bounds, "yes" if p.per_model else "", _meaning(p)) for p in row.parameters]
-        table = Table(("parameter", "default", "values", "per model", "meaning"), cells).text()
+        table = Table(("parameter", "default", "values", "per model", "meaning"), cells).text(width=sys.maxsize)
         narrow = max(map(len, table.splitlines())) > terminal_width()
         parts.append("\n".join(map(_entry, row.parameters)) if narrow else table)
     return "\n\n".join(parts)

@@ -1,8 +1,8 @@
-"""Short names for the checkpoints on a command line."""
+"""Names on a command line: NAME=VALUE, and short names for checkpoints without one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from merganser.errors import InputError
@@ -32,6 +32,23 @@ def name_checkpoints(references: Sequence[str]) -> dict[str, str]:
             name = f"{short}-{count}"
         named[name] = text
     return named
+
+
+def read_pairs(texts: Iterable[str], form: str, option: str = "") -> dict[str, str]:
+    """Return the mapping that texts such as NAME=FILE write; `form` is how messages describe one of them.
+
+    Raises:
+        InputError: If one side is missing, or a name is given twice.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise InputError(f"{option} {text}: expected {form}".lstrip())
+        if name in found:
+            raise InputError(f"{option} {name!r} is given twice: {found[name]} and {value}".lstrip())
+        found[name] = value
+    return found
 
 
 def _short(reference: str) -> str:

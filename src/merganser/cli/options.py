@@ -48,7 +48,7 @@ Check = Annotated[bool, typer.Option("--check", help="Read every weight and look
 Device = Annotated[str, typer.Option("--device", help="Device to compute on: cpu, cuda, cuda:1 …")]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", min=1, help="Number of processes; default: the run file's, else one per core."),
+    typer.Option("--workers", min=1, help="Number of processes; default: one per core."),
 ]
 Memory = Annotated[
     str | None, typer.Option("--memory", metavar="SIZE", help="Memory limit for tensors in flight; default: 2GiB.")

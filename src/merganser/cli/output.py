@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any, TextIO
 
 from merganser.errors import MerganserError
 from merganser.plain import plain
+from merganser.report.tables import terminal_width
 
 
 @contextmanager
@@ -42,12 +42,6 @@ def wrote(path: Path, as_json: bool) -> None:
         emit({"event": "done", "path": str(path)})
     else:
         say(f"wrote {path}")
-
-
-def terminal_width() -> int:
-    """Columns of the terminal, or of COLUMNS; without either, as in a pipe, more than any line has."""
-    known = "COLUMNS" in os.environ or sys.stdout.isatty()
-    return shutil.get_terminal_size().columns if known else 10_000
 
 
 def wrap(text: str, indent: str = "") -> str:

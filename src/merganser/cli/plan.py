@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from merganser.cli.collapsing import collapse
+from merganser.cli.limits import memory_limit
 from merganser.cli.options import Device, Dtype, Json, Memory, Quantize, Recipe, RecipeSeed, ShardSize, Tensors, Workers
 from merganser.cli.output import emit, say
-from merganser.plain import plain
-from merganser.report.tables import Table
-from merganser.units import parse_size, show_size
+from merganser.units import show_size
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from merganser.engine.merge import Merge
-    from merganser.engine.plan import Output, Source
 
 
 def command(
@@ -36,7 +32,7 @@ def command(
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Check a recipe and its checkpoints and print what a merge would do.
+    """Check a recipe and show what the merge would do.
 
     Reads configs, headers and a few thousand numbers of each model, to find models that do not share the base.
 
@@ -76,139 +72,34 @@ def show_plan(
     from merganser import recipes
     from merganser.checkpoints.opening import open_headers
     from merganser.checkpoints.sidecars import prepare_sidecars
-    from merganser.engine.execute import DEFAULT_MEMORY
+    from merganser.engine.requantised import unquantised
     from merganser.recipes.running import check_workers
+    from merganser.report.plans import describe_tensors, tensor_table
 
-    limit = parse_size(memory) if memory else DEFAULT_MEMORY
+    memory_limit(memory)
     check_workers(workers, device)
     merge = recipes.prepare(recipes.load(recipe).with_options(**options), open_headers)
     prepare_sidecars(merge.plan.sidecars, merge.sources)  # reports their problems
-    summary = summarise(merge, limit, workers, strict=memory is not None)
-    rows = describe_tensors(merge) if tensors else []
-    if as_json:
-        emit(summary | {"outputs": rows} if tensors else summary)
-        return
-    show_summary(summary, as_json)
-    if tensors:
-        say("\n" + _table(rows).text())
+    rows = describe_tensors(unquantised(merge)) if tensors else None
+    show_merge(merge, memory, workers, as_json, rows)
+    if rows is not None and not as_json:
+        say("\n" + tensor_table(rows).text())
 
 
-def summarise(merge: Merge, memory: int, workers: int | None, strict: bool) -> dict[str, Any]:
-    """Return what a merge reads, writes and needs; with `strict`, raise if it needs more memory."""
-    from merganser.checkpoints.cards import read_licence
-    from merganser.engine.execute import memory_bound
-    from merganser.engine.layout import lay_out
+def show_merge(
+    merge: Merge, memory: str | None, workers: int | None, as_json: bool, outputs: list[dict[str, Any]] | None = None
+) -> None:
+    """Print what a merge reads, writes and needs; raise if it needs more memory than the user allows."""
     from merganser.errors import InputError
-    from merganser.origin.licences import find_conflicts
-    from merganser.recipes.sampling import sample_models
+    from merganser.report.plans import facts, summarise
 
-    plan, sources = merge.plan, merge.sources
-    bound = memory_bound(merge, workers or os.cpu_count() or 1, memory)
-    if strict and bound > memory:
-        raise InputError(f"--memory {show_size(memory)}: one tensor alone needs {show_size(bound)} with its method")
-    licences = [licence for source in sources if (licence := read_licence(source.directory)) is not None]
-    methods: dict[str, int] = {}
-    read = 0
-    for output in plan.outputs:
-        methods[output.method] = methods.get(output.method, 0) + 1
-        read += sum(sources[source.model].spec(source.name).nbytes for source in _reads(output))
-    samples = sample_models(merge)
-    return {
-        "event": "plan",
-        "models": [model.label for model in plan.models],
-        "tensors": len(plan.outputs),
-        "methods": methods,
-        "bytes_in": read,
-        "bytes_out": plan.bytes_out,
-        "shards": len(lay_out(plan)),
-        "memory_bound": bound,
-        "download": _downloads(merge),
-        "licences": licences,
-        "sampled": samples.nbytes,
-        "notes": [*plan.notes, *samples.notes, *find_conflicts(licences)],
-    }
-
-
-def _downloads(merge: Merge) -> dict[str, int]:
-    """Return the bytes that a merge downloads, by model: all of a hub model, or the ranges read by address."""
-    from merganser.checkpoints.references import is_remote, parts
-
-    used: dict[int, set[str]] = {}
-    for output in merge.plan.outputs:
-        for read in _reads(output):
-            used.setdefault(read.model, set()).add(read.name)
-    found = {}
-    for i, (model, source) in enumerate(zip(merge.plan.models, merge.sources, strict=True)):
-        if any(map(is_remote, parts(source.label))):
-            streamed = any(map(is_remote, parts(model.path or "")))
-            names = used.get(i, set()) if streamed else source.names()
-            found[model.label] = sum(source.spec(name).nbytes for name in names)
-    return found
-
-
-def show_summary(summary: dict[str, Any], as_json: bool) -> None:
-    """Print what `summarise` returns."""
+    limit = memory_limit(memory)
+    summary = summarise(merge, limit, workers)
+    if memory is not None and summary["memory_bound"] > limit:
+        bound = show_size(summary["memory_bound"])
+        raise InputError(f"--memory {show_size(limit)}: one tensor alone needs {bound} with its method")
     if as_json:
-        emit(summary)
+        emit(summary if outputs is None else summary | {"outputs": outputs})
         return
-    methods = ", ".join(f"{name} × {count}" for name, count in sorted(summary["methods"].items()))
-    fetched = summary["download"]
-    each = ", ".join(f"{label}: {show_size(size)}" for label, size in fetched.items())
-    for label, value in (
-        ("models", "\n         ".join(summary["models"])),
-        ("tensors", f"{summary['tensors']}: {methods}"),
-        ("reads", show_size(summary["bytes_in"])),
-        ("writes", f"{show_size(summary['bytes_out'])} in {summary['shards']} file(s)"),
-        ("memory", f"at most {show_size(summary['memory_bound'])} besides mapped files"),
-        *([("download", f"{show_size(sum(fetched.values()))} ({each})")] if fetched else []),
-        *([("sampled", f"{show_size(summary['sampled'])} of weights, to compare the models")] if fetched else []),
-        *([("licences", ", ".join(dict.fromkeys(summary["licences"])))] if summary["licences"] else []),
-        *(("note", note) for note in summary["notes"]),
-    ):
+    for label, value in facts(summary):
         say(f"{label:<8} {value}")
-
-
-def describe_tensors(merge: Merge) -> list[dict[str, Any]]:
-    """Return name, method, sources and effective parameters (defaults included) of every output, in natural order."""
-    from merganser.checkpoints.tensor_names import natural_order
-
-    def named(source: Source) -> dict[str, str]:
-        return {"model": merge.plan.models[source.model].label, "tensor": source.name}
-
-    return [
-        {
-            "name": output.name,
-            "method": output.method,
-            "sources": [named(source) for source in output.inputs],
-            "base": named(output.base) if output.base else None,
-            "parameters": plain(merge.rule(output).method),
-        }
-        for output in sorted(merge.plan.outputs, key=lambda output: natural_order(output.name))
-    ]
-
-
-def _reads(output: Output) -> tuple[Source, ...]:
-    return (*output.inputs, output.base) if output.base else output.inputs
-
-
-def _table(rows: list[dict[str, Any]]) -> Table:
-    """Return a table with one line for tensors that differ only in numbers; renamed sources are shown as MODEL:NAME."""
-
-    def cells(row: dict[str, Any]) -> tuple[str, ...]:
-        def shown(source: dict[str, str]) -> str:
-            same = source["tensor"] == row["name"]
-            return source["model"] if same else f"{source['model']}:{source['tensor']}"
-
-        parameters = ", ".join(f"{name} {_value(value)}" for name, value in row["parameters"].items())
-        base = [f"base {shown(row['base'])}"] if row["base"] else []
-        return row["method"], ", ".join([*map(shown, row["sources"]), *base]), parameters
-
-    lines = collapse([(row["name"], cells(row)) for row in rows])
-    return Table(("tensor", "method", "sources", "parameters"), [(name, *rest) for name, rest in lines])
-
-
-def _value(value: Any) -> str:
-    """Return a short form of a value: per-model values that agree are written once."""
-    if isinstance(value, list) and value and all(each == value[0] for each in value):
-        value = value[0]
-    return "/".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -22,7 +22,9 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be uploaded; needs no network.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Upload a merged model to the hub with its card, recipe and lock file.
+    """Upload a merged model to the hub.
+
+    Its card, recipe and lock file go with it.
 
     Log in first with `hf auth login`, or set HF_TOKEN. Uploads only the files listed in the lock file, the card and the
     lock file itself.

@@ -16,11 +16,14 @@ def show_errors(merge: Merge, as_json: bool) -> None:
     from merganser.engine.requantised import Requantised
 
     view = merge.sources[0]
-    if not isinstance(view, Requantised):
-        return
+    errors = view.errors() if isinstance(view, Requantised) else []
+    if not errors:
+        return  # not quantised, or written before
     if as_json:
-        layers = [vars(error) for error in view.errors()]
+        layers = [vars(error) for error in errors]
         emit({"event": "quantised", "first": merge.plan.models[1].label, "layers": layers})
         return
-    rows = [(error.layer, f"{error.merged:.3%}", f"{error.alone:.3%}") for error in view.errors()]
+    rows = [
+        (error.layer, f"{error.merged:.3%}", "-" if error.alone is None else f"{error.alone:.3%}") for error in errors
+    ]
     say(Table(("layer", "error of the merge", f"of {merge.plan.models[1].label} alone"), rows).text())

@@ -22,17 +22,19 @@ def command(
     check: Check = False,
     as_json: Json = False,
 ) -> None:
-    """Write one self-contained page with a summary, sortable tables and plots; needs no network and no scripts.
+    """Write a page about a result.
+
+    One file with a summary, sortable tables and plots, which needs no network and no scripts.
 
     DIR is a merged checkpoint or adapter, an expert library, an alignment, the output of the demo, or a directory of
     studies (*.sqlite) or sweep journals; you may also name one study or journal. A directory with several of these
     becomes one page.
     """
+    from merganser.engine.directories import check_file
     from merganser.report.directories import report
-    from merganser.report.page import check_place
 
     out = html or (directory / "report.html" if directory.is_dir() else directory.with_suffix(".html"))
-    check_place(out, "--html" if html else "")
+    check_file(out, "--html" if html else "")
     page, found = report(directory, check=check)
     page.write(out)
     if as_json:

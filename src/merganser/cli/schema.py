@@ -20,7 +20,9 @@ def command(
     ],
     as_json: Json = False,
 ) -> None:
-    """Print the JSON Schema of recipes or run files, for completion and validation in an editor.
+    """Print the JSON Schema of recipes or run files.
+
+    Editors complete and validate documents with it.
 
     Save it beside your files and name it in their first line: # yaml-language-server: $schema=recipe.schema.json
     """
@@ -29,9 +31,10 @@ def command(
 
         found = recipe_schema()
     else:
-        from merganser.evolve.runschema import RunFile
+        from merganser.evolve.runfile import RunFile
+        from merganser.evolve.schema import json_schema
 
-        found = RunFile.model_json_schema()
+        found = json_schema(RunFile)
     if as_json:
         emit(found)
     else:

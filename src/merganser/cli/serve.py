@@ -73,7 +73,10 @@ def command(
     base: MovedBase = None,
     as_json: Json = False,
 ) -> None:
-    """Serve a library over HTTP: every request is routed to its experts and its head."""
+    """Serve a library of experts over HTTP.
+
+    Every request is routed to its experts and its head.
+    """
     from merganser.errors import MerganserError, require
     from merganser.routing.batching import Limits
     from merganser.routing.listening import create_server

@@ -32,7 +32,7 @@ def command(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Inspect models, mix them and try them out in the browser.
+    """Inspect, mix and compare models in the browser.
 
     Opens DIR with its checkpoints, recipes, libraries and studies. Listens on this machine only and needs no network.
     Jobs started from the page continue when the page is closed or this command ends.

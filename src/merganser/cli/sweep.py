@@ -14,7 +14,6 @@ from merganser.cli.interrupts import explain_interrupt
 from merganser.cli.options import Device, Json, Task
 from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
-from merganser.report.tables import Table
 
 if TYPE_CHECKING:
     from merganser.recipes.schema import Recipe
@@ -48,7 +47,9 @@ def command(
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Score a grid of values, or halve it from rung to rung. Interrupted sweeps continue where they stopped.
+    """Score many variants of a recipe.
+
+    Scores all, or halves them from rung to rung. Interrupted sweeps continue where they stopped.
 
     Only the scores are written; merge the best recipe with `merganser merge`.
     """
@@ -97,10 +98,10 @@ def command(
 def _check_place(best: Path, recipe: Path) -> None:
     """Check that the best recipe finds the same models from its place: its relative paths start at its directory."""
     from merganser import recipes
+    from merganser.engine.directories import check_file
     from merganser.errors import InputError, MerganserError
 
-    if not best.parent.is_dir():
-        raise InputError(f"--best {best}: no directory {best.parent}")
+    check_file(best, "--best")
     if best.exists() and recipe.exists() and best.samefile(recipe):
         raise InputError(f"--best {best}: is the recipe itself; choose another file")
     if best.parent.resolve() == recipe.parent.resolve():
@@ -143,7 +144,7 @@ def _on_tasks(recipe: Path, tasks: list[str], device: str) -> Score:
 
 
 def _text(found: Sweep) -> str:
-    names = list(dict.fromkeys(name for trial in found.trials for name in trial.values))
-    rows = [(trial.score, trial.budget, *(trial.values.get(name) for name in names)) for trial in found.trials]
-    text = Table(("score", "on", *names), rows).text()
+    from merganser.report.sweeps import variant_table
+
+    text = variant_table((trial.score, trial.budget, trial.values) for trial in found.trials).text()
     return text if found.unseen is None else f"{text}\n\nscore of the best on unseen questions: {found.unseen:.4f}"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from merganser.cli.options import DryRun, Json, Memory, Out, Overwrite, Resume, Workers
-from merganser.cli.views import write_view
+from merganser.cli.options import Out
+from merganser.cli.writing import writes_view
 
 
+@writes_view
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint to change.")],
     out: Out,
@@ -20,15 +21,8 @@ def command(
     ] = "omp",
     terms: Annotated[int | None, typer.Option(min=1, help="Shared rows that omp combines; default 8.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Dtype of the output; default: that of MODEL.")] = None,
-    dry_run: DryRun = False,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    memory: Memory = None,
-    workers: Workers = None,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Give a model the tokenizer of another. Keeps the rows of shared tokens and computes the others by a rule."""
     from merganser.surgery.transplants import transplant
 
-    view = transplant(model, donor, absent=absent, terms=terms)
-    write_view(view, out, dtype, dry_run, resume, overwrite, memory, workers, as_json)
+    return transplant(model, donor, absent=absent, terms=terms)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from merganser.cli.factories import derive_symmetry
-from merganser.cli.options import DryRun, Json, Memory, Out, Overwrite, Resume, Workers
+from merganser.cli.factories import derive_symmetry, example_of
+from merganser.cli.options import Out
 from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
-from merganser.cli.views import write_view
+from merganser.cli.writing import WriteOptions, writes_view
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +25,7 @@ MATCHINGS = ("weights", "frank_wolfe", "none")
 TESTED = 50_000_000
 
 
+@writes_view
 def command(
     expert: Annotated[str, typer.Argument(metavar="EXPERT", help="Fine-tuned checkpoint.")],
     out: Out,
@@ -65,14 +66,12 @@ def command(
         bool, typer.Option("--allow-unused", help="Continue if the example input does not use every weight.")
     ] = False,
     dtype: Annotated[str | None, typer.Option(help="Dtype of the output; default: that of --to.")] = None,
-    dry_run: DryRun = False,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    memory: Memory = None,
-    workers: Workers = None,
-    as_json: Json = False,
-) -> None:
-    """Move a fine-tune to another release of its base: NEW + scale · π(EXPERT − OLD).
+    *,
+    options: WriteOptions,
+) -> Any:
+    """Move a fine-tune to another release of its base.
+
+    The result is NEW + scale · π(EXPERT − OLD).
 
     π reorders the units of the old base to match those of the new one (or rotates them, with --kind orthogonal). It
     is computed from the weights of the bases; no data is needed. Matching holds both bases in memory. The result is
@@ -95,8 +94,8 @@ def command(
     judge = imported(score, "--score") if score else None
     models = [open_checkpoint(reference) for reference in (expert, old, new)]
     _check(models)
-    if not resume:
-        check_out(out, overwrite, [file for each in models for file in each.files()])
+    if not options.resume:
+        check_out(out, options.overwrite, [file for each in models for file in each.files()])
     with ProgressReporter("transporting", "steps") as reporter:
         steps = 2 + (len(scales or ALPHAS) if judge else 0)
         reporter.step("deriving the symmetry", steps)
@@ -110,8 +109,8 @@ def command(
 
         view, report = _transport(models, symmetry, matching, start, scale, scales, scored if judge else None)
     report |= {"event": "transport", "self_tested": tested}
-    emit(report) if as_json else _show(report)
-    write_view(view, out, dtype, dry_run, resume, overwrite, memory, workers, as_json)
+    emit(report) if options.as_json else _show(report)
+    return view
 
 
 def _check(models: list[Checkpoint]) -> None:
@@ -141,8 +140,6 @@ def _derive(
         return Symmetry({}, axes, aliases=dict(new.aliases())), True
     if model is not None:
         return derive_symmetry(model, shape, kind=kind, outputs=outputs, allow_unused=allow_unused), True
-    import torch
-
     from merganser import align
     from merganser.checkpoints.json_file import read_config
     from merganser.checkpoints.skeleton import new_skeleton
@@ -150,14 +147,26 @@ def _derive(
     tested = sum(new.spec(name).numel for name in new.names()) <= TESTED
     device = "cpu" if tested else "meta"
     network = new_skeleton(read_config(new.directory), device)
-    inputs = getattr(network, "dummy_inputs", None)
-    if network is None or inputs is None:
+    if network is None:
         raise InputError(
             f"{new.label} has no config of a model that transformers knows: name a function that returns the network "
             "(--model net:build --shape 1x8), or do not match the bases (--matching none)"
         )
-    inputs = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
-    found = align.symmetry(network, inputs, kind=kind, outputs=outputs, allow_unused=allow_unused, self_test=tested)
+    inputs = example_of(network, device)
+    try:
+        found = align.symmetry(network, inputs, kind=kind, outputs=outputs, allow_unused=allow_unused, self_test=tested)
+    except InputError as error:
+        if "does not run on the example inputs" not in str(error):
+            raise
+        raise InputError(
+            f"{error}; name a function that returns the network and inputs it runs on: --model net:build"
+        ) from error
+    if odd := next((name for name in new.names() if name not in found.axes), None):
+        raise InputError(
+            f"{new.label} has {odd!r}, which {type(network).__name__} of the installed transformers does not have "
+            "under this name: name a function that returns a network with the names of the checkpoint "
+            "(--model net:build), or do not match the bases (--matching none)"
+        )
     return found, tested
 
 

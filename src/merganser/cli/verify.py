@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from merganser.cli.limits import memory_limit
+from merganser.cli.naming import read_pairs
 from merganser.cli.options import Json, Made, Memory, Root, Workers
 from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
-from merganser.units import parse_size, show_size
+from merganser.units import show_size
 
 if TYPE_CHECKING:
     from merganser.origin import Verification
@@ -32,19 +34,18 @@ def command(
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Compare a merged model with its lock file, byte by byte.
+    """Check the bytes of a merged model by its lock file.
 
     With --rebuild, also merges tensors again from the sources with the recipe in the lock file, compares them bit by
     bit, and compares the sources with the bytes that were merged. Nothing is written.
     """
     from merganser import origin
-    from merganser.engine.execute import DEFAULT_MEMORY
     from merganser.errors import InputError, MerganserError
 
     if not rebuild and (sample is not None or moved or root is not None):
         raise InputError("--sample, --moved and --relative-to need --rebuild")
-    sources = dict(_split(each) for each in moved or ())
-    limit = parse_size(memory) if memory else DEFAULT_MEMORY
+    sources = read_pairs(moved or (), "MODEL=PATH, a model as the recipe names it and where it is now", "--moved")
+    limit = memory_limit(memory)
     with ProgressReporter("comparing", as_json=as_json) as reporter:
         found = origin.verify(directory, workers=workers, on_progress=reporter)
     _show("verified", found, as_json)
@@ -65,15 +66,6 @@ def command(
     if problems:
         counted = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise MerganserError(f"{directory} differs from its lock file: {counted}, listed above")
-
-
-def _split(given: str) -> tuple[str, str]:
-    from merganser.errors import InputError
-
-    model, equals, path = given.partition("=")
-    if not equals or not model or not path:
-        raise InputError(f"--moved {given}: expected MODEL=PATH, a model as the recipe names it and where it is now")
-    return model, path
 
 
 def _show(event: str, found: Verification, as_json: bool) -> None:

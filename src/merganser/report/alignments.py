@@ -1,8 +1,8 @@
-"""The page of an alignment: similarity of the networks before and after, and which units moved."""
+"""The page of an alignment: loss barriers and similarity before and after, and which units moved."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,16 @@ from merganser.align.records import Record
 from merganser.analysis.similarity import weight_similarity
 from merganser.checkpoints import open as open_checkpoint
 from merganser.report.charts import Series, line_chart
-from merganser.report.contents import contents, facts
+from merganser.report.contents import contents, distance_table, facts
+from merganser.report.landscapes import TIMES, barrier_table, barrier_verdict, plane_chart, segment_chart
 from merganser.report.page import Page
 from merganser.report.sidecars import read_json
 from merganser.report.tables import Table
 
 #: Files that `merganser align` writes besides weights.
 PERMUTATIONS, SUMMARY = "permutations.safetensors", "alignment.json"
+#: Pairs of networks whose segment is drawn; the table has all.
+CHARTS = 6
 
 
 def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
@@ -31,22 +34,22 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     summary = read_json(directory / SUMMARY)
     method = f" by {summary['method']}" if "method" in summary else ""
     lines = [f"{len(aligned)} networks aligned{method}: {', '.join(summary.get('models', aligned))}"]
-    lines.append(f"{len(symmetry.atoms)} free permutations on {len(symmetry.objective)} tensors")
+    lines.append(f"{len(symmetry.atoms)} groups of units that move on {len(symmetry.objective)} tensors")
     lines.append(f"objective {record.objective:.6g}")
     if "cycle_error" in summary:
         lines.append(f"cycle error {summary['cycle_error']:g}")
     page.items(lines)
+    if isinstance(landscape := summary.get("landscape"), dict):
+        _barriers(page, landscape)
     page.heading("Similarity")
     if summary.get("pairs"):
-        page.add(_pairs(summary))
+        page.add(pair_table(summary))
     else:
-        page.add(_apart(aligned))
-    trace = record.trace
-    if len(trace) > 1:
+        found = weight_similarity({name: str(path) for name, path in aligned.items()})
+        page.add(distance_table(found, "Cosine and distance of all weights, aligned"))
+    if len(record.trace) > 1:
         page.heading("The search")
-        page.chart(_climb(trace))
-        steps = [[number, step.run, step.phase, step.objective] for number, step in enumerate(trace, 1)]
-        page.add(Table(["step", "run", "phase", "objective"], steps, "Every step"), folded=True)
+        page.chart(_climb(record.trace))
     page.heading("What moved")
     rows = [[name, atom.size, *(shares[name] for shares in moved)] for name, atom in symmetry.atoms.items()]
     names = summary.get("models") or [f"network {number}" for number in range(1, len(moved) + 1)]
@@ -58,12 +61,29 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     return {"kind": "alignment", "models": list(names), "permutations": len(symmetry.atoms), **_kept(summary)}
 
 
+def _barriers(page: Page, landscape: dict[str, Any]) -> None:
+    """Add the loss on the way between networks, before and after alignment, and over the plane of the first three."""
+    page.heading("Loss between the networks")
+    page.text(barrier_verdict(landscape["segments"]))
+    for each in landscape["segments"][:CHARTS]:
+        first, second = each["models"]
+        page.chart(segment_chart({when: each[when] for when in TIMES}, f"From {first} to {second}."))
+    page.add(barrier_table(landscape["segments"]))
+    if "plane" in landscape:
+        plane = landscape["plane"]
+        losses = [loss for when in TIMES for row in plane[when]["losses"] for loss in row]
+        for when in TIMES:
+            caption = f"The plane through {', '.join(plane['models'])}, {when} alignment."
+            page.chart(plane_chart(plane[when], plane["models"], caption, losses))
+
+
 def _moved(permutations: Permutations) -> dict[str, float]:
     """Return the share of units that each permutation moves."""
     return {name: float(np.mean(index != np.arange(index.shape[-1]))) for name, index in permutations.items()}
 
 
-def _pairs(summary: dict[str, Any]) -> Table:
+def pair_table(summary: Mapping[str, Any]) -> Table:
+    """Return the similarity of every pair of networks before and after."""
     rows = [
         [
             " – ".join(pair["models"]),
@@ -73,17 +93,6 @@ def _pairs(summary: dict[str, Any]) -> Table:
     ]
     columns = ["networks", "cosine before", "cosine after", "distance before", "distance after"]
     return Table(columns, rows, "Cosine and distance of all weights")
-
-
-def _apart(aligned: dict[str, Path]) -> Table:
-    found = weight_similarity({name: str(path) for name, path in aligned.items()})
-    rows = [
-        [f"{first} – {second}", found.cosine[a][b], found.distance[a][b]]
-        for a, first in enumerate(found.names)
-        for b, second in enumerate(found.names)
-        if a < b
-    ]
-    return Table(["networks", "cosine", "distance"], rows, "Cosine and distance of all weights, aligned")
 
 
 def _climb(trace: Sequence[Step]) -> str:
@@ -96,4 +105,4 @@ def _climb(trace: Sequence[Step]) -> str:
 
 
 def _kept(summary: dict[str, Any]) -> dict[str, Any]:
-    return {key: summary[key] for key in ("method", "objective", "cycle_error", "pairs") if key in summary}
+    return {key: summary[key] for key in ("method", "objective", "cycle_error", "pairs", "landscape") if key in summary}

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
 from merganser.checkpoints.tensor_names import block_of, natural_order
 from merganser.lazy import torch
+from merganser.report.collapsing import collapse_table
 from merganser.report.page import Page
 from merganser.report.tables import Link, Table
+
+if TYPE_CHECKING:
+    from merganser.analysis.similarity import WeightSimilarity
 
 #: Number of tensors that are listed by default.
 UNFOLDED = 24
@@ -81,6 +86,7 @@ def contents(checkpoint: Checkpoint, *, check: bool = False) -> Contents:
 
 
 def blocks_table(found: Contents) -> Table:
+    """Return the size of every block; blocks that are alike share a row."""
     groups: dict[str, list[TensorEntry]] = {}
     for tensor in found.tensors:
         groups.setdefault(tensor.block, []).append(tensor)
@@ -94,7 +100,7 @@ def blocks_table(found: Contents) -> Table:
         ]
         for block, group in groups.items()
     ]
-    return Table(["block", "tensors", "parameters", "MiB", "dtype"], rows, "Blocks")
+    return collapse_table(Table(["block", "tensors", "parameters", "MiB", "dtype"], rows, "Blocks"))
 
 
 def tensors_table(found: Contents) -> Table:
@@ -111,6 +117,13 @@ def tensors_table(found: Contents) -> Table:
     ]
     columns = ["tensor", "shape", "dtype", "MiB", *(["not finite"] if checked else [])]
     return Table(columns, rows, "Tensors")
+
+
+def distance_table(found: WeightSimilarity, caption: str = "Distances") -> Table:
+    """Return the cosine and the distance of every pair of checkpoints."""
+    pairs = itertools.combinations(range(len(found.names)), 2)
+    rows = [[found.names[a], found.names[b], found.cosine[a][b], found.distance[a][b]] for a, b in pairs]
+    return Table(["model", "other", "cosine", "distance"], rows, caption)
 
 
 def facts(found: Contents) -> list[str]:
@@ -159,3 +172,11 @@ def _not_finite(checkpoint: Checkpoint, name: str, spec: TensorSpec) -> int:
         # float8 does not support isfinite.
         count += int((~torch.isfinite(checkpoint.read(name, rows).float())).sum())
     return count
+
+
+def shorten_blocks(names: Sequence[str]) -> list[str]:
+    """Return names of layers without the words that all of them begin with (`layers.0`, `layers.1`: `0`, `1`)."""
+    parts = [name.split(".") for name in names]
+    columns = itertools.takewhile(lambda words: len({*words}) == 1, zip(*parts, strict=False))
+    common = len(list(columns)) if len(parts) > 1 else 0
+    return [".".join(part[common:]) or name for part, name in zip(parts, names, strict=True)]

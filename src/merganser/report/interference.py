@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from merganser.interference.surveys import FRACTIONS, MatrixInterference, Survey
 from merganser.report.charts import Dot, Series, dot_plot, heat_map, line_chart
+from merganser.report.contents import shorten_blocks
 from merganser.report.page import Page
 from merganser.report.tables import Table
 
@@ -19,7 +21,7 @@ HEAT_MAP_VECTORS = 96
 
 @dataclass(frozen=True)
 class HeatMap:
-    """UᵀU| of the top singular vectors of one matrix, `rank` per expert."""
+    """|UᵀU| of the top singular vectors of one matrix, `rank` per expert."""
 
     matrix: str
     rank: int
@@ -29,6 +31,25 @@ class HeatMap:
 def loudest(found: Survey) -> MatrixInterference | None:
     """Return the matrix whose interference is furthest above chance."""
     return max(found.matrices, key=_ratio, default=None)
+
+
+def sampled(found: Survey) -> list[str]:
+    """Return which layers of each stack were measured, if not all were."""
+    return [
+        f"{stack}: measured {len(names)} of {total} layers, evenly spread: "
+        + ", ".join(name.rpartition(".")[2] for name in names)
+        for stack, (names, total) in found.layers.items()
+    ]
+
+
+def left_out(found: Survey) -> list[str]:
+    """Return the tensors of each expert that could not be compared."""
+    return [
+        f"{name}: not compared, since the base has no tensor of that name and shape: "
+        + ", ".join(tensors[:3])
+        + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
+        for name, tensors in found.left_out.items()
+    ]
 
 
 def heat_map_rank(found: Survey, matrix: MatrixInterference) -> int:
@@ -120,6 +141,7 @@ def fill(page: Page, found: Survey, overlap: HeatMap | None = None) -> None:
         page.text("The experts come from a library: their spectra end at the stored rank.")
     if len(found.experts) > 1:
         page.heading("Where experts interfere")
+        page.chart(pair_chart(found))
         page.chart(sti_chart(found))
         page.chart(level_chart(found))
         page.add(block_table(found))
@@ -140,10 +162,24 @@ def fill(page: Page, found: Survey, overlap: HeatMap | None = None) -> None:
     page.add(matrix_table(found))
 
 
+def pair_chart(found: Survey) -> str:
+    """Return a heat map of layers × pairs of experts: their interference as a multiple of chance."""
+    short = _short(found.experts)
+    pairs = list(itertools.combinations(range(len(short)), 2))
+    inside = {b.block: [m for m in found.matrices if m.block == b.block] for b in found.blocks}
+    values = [[_mean([m.pairs[i][j] / m.pair_chance for m in each]) for i, j in pairs] for each in inside.values()]
+    caption = "Interference of every two experts in every layer; 1 is that of unrelated experts."
+    names = [f"{short[i]} – {short[j]}" for i, j in pairs]
+    high = max(2.0, *(value for row in values for value in row))
+    rows = shorten_blocks(list(inside))
+    return heat_map(values, rows, names, low=1.0, high=high, log=True, y="layer", caption=caption)
+
+
 def sti_chart(found: Survey) -> str:
+    names = shorten_blocks([block.block for block in found.blocks])
     dots = [
-        Dot(block.block, value, series=i)
-        for block in found.blocks
+        Dot(name, value, series=i)
+        for name, block in zip(names, found.blocks, strict=True)
         for i, value in enumerate((block.sti, block.sti_after))
     ]
     caption = "STI of each block before and after TSV-Merge orthogonalises the experts, on a logarithmic scale."
@@ -151,7 +187,7 @@ def sti_chart(found: Survey) -> str:
 
 
 def level_chart(found: Survey) -> str:
-    names = [block.block for block in found.blocks]
+    names = shorten_blocks([block.block for block in found.blocks])
     lines = [
         Series("measured", names, [block.normalized for block in found.blocks]),
         Series("by chance", names, [block.chance for block in found.blocks], dots=False, dotted=True),
@@ -185,7 +221,9 @@ def rank_chart(found: Survey) -> str:
     blocks = [block.block for block in found.blocks]
     lines = [
         Series(
-            name, blocks, [_mean([m.effective_rank[expert] for m in found.matrices if m.block == b]) for b in blocks]
+            name,
+            shorten_blocks(blocks),
+            [_mean([m.effective_rank[expert] for m in found.matrices if m.block == b]) for b in blocks],
         )
         for expert, name in enumerate(found.experts)
     ]

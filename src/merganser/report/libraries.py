@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from merganser.checkpoints.tensor_names import natural_order
 from merganser.errors import CheckpointError
 from merganser.library import Library
+from merganser.library.budgets import predict_budgets, ranks_by_layer
 from merganser.library.manifest import Manifest
 from merganser.library.ranks import RankPolicy
-from merganser.library.reporting import LayerReport, by_layer, stored_tensors
-from merganser.report.charts import Dot, dot_plot
+from merganser.library.reporting import LayerReport, TensorReport, by_layer, stored_tensors
+from merganser.report.charts import Dot, Series, dot_plot, line_chart
+from merganser.report.contents import shorten_blocks
 from merganser.report.page import Page
 from merganser.report.tables import Table
 
+_STORED = ("stored as", "KiB", "bits per entry", "% of energy lost")
 _SOUND = {True: "yes", False: "NO", None: "unknown"}
 
 
@@ -46,6 +51,8 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     kept = [Dot(name, record.energy) for name, record in manifest.experts.items()]
     page.chart(dot_plot(kept, "energy kept", caption="The share of each expert's energy that its file keeps."))
     page.add(Table(["expert", "MiB", "energy kept", "made from", "sha256"], rows, "Experts"))
+    if library is not None:
+        _curves(page, library)
     page.text(
         "Energy kept: the part of ‖expert − base‖² that was stored, over all tensors of an expert together, so "
         "that large "
@@ -55,8 +62,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     )
     if library is not None and policy.codes and names:
         layers = by_layer(each for name in names for each in stored_tensors(library, name))
-        layout = [[each.layer, _codes(each), each.nbytes / 2**10, each.bits, each.lost] for each in layers]
-        page.add(Table(["layer", "stored as", "KiB", "bits per entry", "energy lost"], layout, "Size and error"))
+        page.add(layer_table(layers))
     findings = library.verify() if check and library is not None else []
     if findings:
         checked = [[finding.part, _SOUND[finding.sound], finding.message] for finding in findings]
@@ -71,8 +77,41 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     }
 
 
-def _codes(layer: LayerReport) -> str:
-    return ", ".join(f"{count} {code}" for code, count in layer.codes.items())
+def _curves(page: Page, library: Library) -> None:
+    """Add the energy that experts keep at smaller budgets, and the ranks of their layers."""
+    points = predict_budgets(library)
+    if len(points) > 1:
+        sizes = [point["bytes"] / 2**20 for point in points]
+        kept = {name: [point["energy"][name] for point in points] for name in library.experts}
+        lines = [Series(name, sizes, energies, dots=False) for name, energies in kept.items()]
+        caption = "Energy that each expert would keep if the library were built again with a smaller budget."
+        page.chart(line_chart(lines, "MiB of all expert files", "energy kept", include=[1], caption=caption))
+    ranks = {name: layers for name, layers in ranks_by_layer(library).items() if layers}
+    if ranks:
+        order = sorted({layer for layers in ranks.values() for layer in layers}, key=natural_order)
+        names = shorten_blocks(order)
+        lines = [Series(name, names, [own.get(layer) for layer in order]) for name, own in ranks.items()]
+        caption = "Mean rank of the stored factors of each layer."
+        page.chart(line_chart(lines, "layer", "rank", include=[0], caption=caption))
+
+
+def layer_table(layers: Iterable[LayerReport]) -> Table:
+    """Return the size and error of every layer, over the experts together."""
+    rows = [
+        [each.layer, ", ".join(f"{count} {code}" for code, count in each.codes.items()), *_size_and_error(each)]
+        for each in layers
+    ]
+    return Table(["layer", *_STORED], rows, "Size and error of each layer")
+
+
+def tensor_table(tensors: Iterable[TensorReport]) -> Table:
+    """Return the size and error of every tensor of every expert."""
+    rows = [[f"{each.expert}: {each.tensor}", each.code, *_size_and_error(each)] for each in tensors]
+    return Table(["tensor", *_STORED], rows, "Size and error of each tensor")
+
+
+def _size_and_error(each: LayerReport | TensorReport) -> list[float | None]:
+    return [each.nbytes / 2**10, each.bits, None if each.lost is None else 100 * each.lost]
 
 
 def _opened(directory: Path) -> tuple[Library | None, str]:

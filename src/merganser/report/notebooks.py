@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from merganser.align.universes import Universe
+from merganser.analysis.landscape import Plane, Segment
 from merganser.checkpoints.base import Checkpoint
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Plan
@@ -14,7 +15,8 @@ from merganser.evaluate.models import Evaluation
 from merganser.evolve.study import Study
 from merganser.interference.surveys import Survey
 from merganser.library.library import Library
-from merganser.report import autopilots, contents, interference, libraries, studies
+from merganser.report import autopilots, contents, evaluations, interference, libraries, plans, studies, sweeps
+from merganser.report.landscapes import plane_chart, segment_chart
 from merganser.report.page import Page
 from merganser.report.tables import Table
 from merganser.tuning.autopilot.decisions import Decision
@@ -28,7 +30,7 @@ def render(shown: object) -> str:
     """Return an object as a piece of HTML.
 
     Args:
-        shown: A checkpoint, plan, library, survey, universe, sweep, decision, study or evaluation.
+        shown: A checkpoint, plan, library, survey, universe, segment, plane, sweep, decision, study or evaluation.
 
     Returns:
         HTML with its own style, which does not affect the surrounding page.
@@ -65,18 +67,7 @@ def _(shown: Merge, page: Page) -> None:
 
 @fill.register
 def _(shown: Plan, page: Page) -> None:
-    methods: dict[str, int] = {}
-    for output in shown.outputs:
-        methods[output.method] = methods.get(output.method, 0) + 1
-    used = ", ".join(f"{name} × {count:,}" for name, count in sorted(methods.items()))
-    page.items(
-        [
-            f"{len(shown.models)} models: {', '.join(model.label for model in shown.models)}",
-            f"{len(shown.outputs):,} tensors: {used}",
-            f"writes {shown.bytes_out / 2**20:,.1f} MiB",
-            *(f"note: {note}" for note in shown.notes),
-        ]
-    )
+    page.items(f"{label}: {value}" for label, value in plans.facts(plans.summarise_plan(shown)))
 
 
 @fill.register
@@ -86,7 +77,7 @@ def _(shown: Library, page: Page) -> None:
 
 @fill.register
 def _(shown: Survey, page: Page) -> None:
-    page.items(advice.text for advice in shown.advice)
+    page.items([*interference.left_out(shown), *interference.sampled(shown), *(a.text for a in shown.advice)])
     if shown.matrices and len(shown.experts) > 1:
         page.chart(interference.sti_chart(shown))
         page.chart(interference.cosine_chart(shown))
@@ -107,10 +98,19 @@ def _(shown: Universe, page: Page) -> None:
 
 
 @fill.register
+def _(shown: Segment, page: Page) -> None:
+    page.items([f"barrier {shown.barrier:.4g}, above the chord {shown.barrier_above_chord:.4g}"])
+    page.chart(segment_chart({"loss": shown.to_dict()}))
+
+
+@fill.register
+def _(shown: Plane, page: Page) -> None:
+    page.chart(plane_chart(shown.to_dict(), ["first", "second", "third"]))
+
+
+@fill.register
 def _(shown: Sweep, page: Page) -> None:
-    names = list(dict.fromkeys(name for trial in shown.trials for name in trial.values))
-    rows = [[trial.score, *(trial.values.get(name) for name in names)] for trial in shown.trials]
-    _add(page, Table(["score", *names], rows, "Every variant, the best first"))
+    _add(page, sweeps.variant_table((trial.score, trial.budget, trial.values) for trial in shown.trials))
 
 
 @fill.register
@@ -125,12 +125,9 @@ def _(shown: Study, page: Page) -> None:
 
 @fill.register
 def _(shown: Evaluation, page: Page) -> None:
-    page.items([f"{shown.path}: {shown.verdict}"])
-    _add(page, Table(["check", "status", ""], [[c.name, c.status, c.message] for c in shown.checks], "Checks"))
-    tasks = list(shown.scores.tasks)
-    models = {"this model": shown.scores, **shown.parents}
-    rows = [[name, own.perplexity, *(own.tasks.get(task) for task in tasks)] for name, own in models.items()]
-    _add(page, Table(["model", "perplexity", *tasks], rows, "Scores"))
+    page.items(evaluations.remarks(shown))
+    for table in evaluations.tables(shown):
+        _add(page, table)
 
 
 def _add(page: Page, table: Table) -> None:

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from merganser.errors import InputError
+from merganser.engine.directories import check_file
 from merganser.report import charts
 from merganser.report.tables import Link, Table, show
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --accent: #1f6fc4; --soft: #5f6368; }
 @media (prefers-color-scheme: dark) { :root { --accent: #6ab0f3; --soft: #a9b0b7; } }
+html { background: Canvas; color: CanvasText; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 62rem; }
 h1, h2, h3, p, li, summary { overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; } h3 { font-size: 1rem; margin-top: 1.5rem; }
@@ -27,7 +28,7 @@ section { margin-top: 3rem; border-top: 2px solid var(--line); } section > h2 { 
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 caption { text-align: left; padding: .3rem 0; color: var(--soft); }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child, .t { text-align: left; }
 .overview th, .overview td { text-align: left; vertical-align: top; padding: .25rem .4rem; }
 .overview td:not([data-value]) { white-space: normal; overflow-wrap: break-word; }
 .overview td:first-child { max-width: 18rem; }
@@ -126,7 +127,7 @@ class Page:
         self._parts.append("<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>")
 
     def code(self, text: str) -> None:
-        self._parts.append(f"<pre>{html.escape(text)}</pre>")
+        self._parts.append(f'<pre tabindex="0">{html.escape(text)}</pre>')
 
     def table(
         self,
@@ -168,7 +169,7 @@ class Page:
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         file = Path(path)
-        check_place(file)
+        check_file(file)
         file.write_text(self.render(), encoding="utf-8")
         return file
 
@@ -178,16 +179,9 @@ def _nested(style: str) -> str:
     return re.sub(r"^body \{.*\}$", "", style, flags=re.MULTILINE).replace(":root", "&")
 
 
-def check_place(file: Path, option: str = "") -> None:
-    """Check that a page can be written there, before it exists. `option` is the command-line option with the path."""
-    said = f"{option} {file}".strip()
-    if file.is_dir():
-        raise InputError(f"{said}: a directory; name the page to be written in it")
-    if not file.resolve().parent.is_dir():
-        raise InputError(f"{said}: no directory {file.resolve().parent}")
-
-
 _NOTHING = object()
+#: The class of cells in columns of text, which are aligned to the left.
+_TEXT = ' class="t"'
 
 
 def _table(
@@ -198,17 +192,20 @@ def _table(
     kind: str = "",
 ) -> str:
     winners = {columns.index(name): _winner(rows, columns.index(name), which) for name, which in (best or {}).items()}
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
+    texts = [any(isinstance(row[i], (str, Link)) for row in rows) for i in range(len(columns))]
+    head = "".join(
+        f'<th scope="col"{_TEXT * text}>{html.escape(name)}</th>' for name, text in zip(columns, texts, strict=True)
+    )
     # On a phone an overview is a list without a head, so each cell knows its column.
     names = columns if kind == "overview" else [""] * len(columns)
     body = "".join(
-        f"<tr>{''.join(_cell(value, value == winners.get(i, _NOTHING), names[i]) for i, value in enumerate(row))}</tr>"
+        f"<tr>{''.join(_cell(v, v == winners.get(i, _NOTHING), names[i], texts[i]) for i, v in enumerate(row))}</tr>"
         for row in rows
     )
     title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
     mark = f' class="{kind}"' if kind else ""
     table = f"<table{mark}>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll">{table}</div>'
+    return f'<div class="scroll" tabindex="0">{table}</div>'
 
 
 def _winner(rows: Sequence[Sequence[object]], column: int, kind: str) -> object:
@@ -216,9 +213,10 @@ def _winner(rows: Sequence[Sequence[object]], column: int, kind: str) -> object:
     return (max if kind == "max" else min)(values) if values else _NOTHING  # type: ignore[type-var]
 
 
-def _cell(value: object, best: bool, column: str = "") -> str:
-    mark = ' class="best"' if best else ""
-    exact = f' data-value="{value!r}"' if isinstance(value, float) else ""
+def _cell(value: object, best: bool, column: str = "", text_column: bool = False) -> str:
+    mark = ' class="best"' if best else _TEXT * text_column
+    large = isinstance(value, int) and abs(value) >= 1000  # shown with separators, which would sort as text
+    exact = f' data-value="{value!r}"' if isinstance(value, float) or large else ""
     named = f' data-column="{html.escape(column)}"' if column else ""
     text = html.escape(show(value))
     if isinstance(value, Link):

@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import spearmanr
+
 from merganser.evolve.costs import StudyCost
 from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
 from merganser.evolve.summary import Summary, Tested, summarize, tested_endpoints
-from merganser.report.charts import Series, line_chart, parallel_coordinates
+from merganser.report.charts import Dot, Series, dot_plot, line_chart, parallel_coordinates
 from merganser.report.page import Page
+
+#: Variables with an axis of their own in parallel coordinates, and measures with a picture of their intervals.
+AXES, MEASURES = 8, 4
 
 
 def is_study(file: Path) -> bool:
@@ -40,10 +45,10 @@ def fill_study(page: Page, study: Study) -> None:
         page.text(f"Failed: {study.failure}. When the cause is gone, resume the run to try again.")
     if any(trial.valid for trial in trials):
         if not study.ended:
-            page.text(f"Not ended: {len(trials)} of {design.trials} trials. Resume the run for the rest.")
+            page.text(f"Not ended: {len(trials)} of {design.search.trials} trials. Resume the run for the rest.")
         show(page, study)
     else:
-        page.text(f"{len(trials)} of {design.trials} trials, none of them with a score yet.")
+        page.text(f"{len(trials)} of {design.search.trials} trials, none of them with a score yet.")
         _trials(page, study)
 
 
@@ -52,8 +57,9 @@ def show(page: Page, study: Study) -> None:
     summary = summarize(study)
     design = study.design
     page.text(
-        f"{design.algorithm} over {len(design.space.variables)} variables; {sum(summary.states.values())} trials, "
-        f"{summary.states['failed']} failed, {summary.states['infeasible']} outside the constraints.\n\n"
+        f"{design.search.algorithm} over {len(design.search_space.variables)} variables; "
+        f"{sum(summary.states.values())} trials, {summary.states['failed']} failed, "
+        f"{summary.states['infeasible']} outside the constraints.\n\n"
         "A winner's estimated value is optimistic, since it won by it. Its score is the one on the test items, which "
         "neither the search nor the calibration of the estimator has seen.",
     )
@@ -93,8 +99,12 @@ def _cost(page: Page, cost: StudyCost) -> None:
 def _winners(page: Page, study: Study, summary: Summary) -> None:
     page.heading("Winners on unseen items")
     measures = sorted({measure for winner in summary.winners for measure in winner.test})
-    sums = [o.name for o in study.design.objectives if o.weights != {o.name: 1.0}]
     models = [*((_name(winner.trial), winner) for winner in summary.winners), *tested_endpoints(summary)]
+    for measure in measures[:MEASURES]:
+        known = [(name, own.intervals[measure]) for name, own in models if measure in own.intervals]
+        dots = [Dot(name, found.value, found.low, found.high) for name, found in known]
+        page.chart(dot_plot(dots, measure, caption=f"{measure} on unseen items, with 95 % intervals."))
+    sums = [o.name for o in study.design.objectives if o.measures != {o.name: 1.0}]
     rows = [[name, *_scores(tested, sums, measures)] for name, tested in models]
     columns = ["model", *(column for name in [*sums, *measures] for column in (name, f"± {name}"))]
     counts = {m: n for winner in summary.winners for m, n in winner.items.items()}
@@ -104,7 +114,7 @@ def _winners(page: Page, study: Study, summary: Summary) -> None:
         page.text(verdict)
     for label, error in summary.untested.items():
         page.text(f"{label} could not be asked the test items, so it is not compared: {error}")
-    names = [variable.name for variable in study.design.space.variables]
+    names = [variable.name for variable in study.design.search_space.variables]
     values = [[_name(w.trial), *((w.trial.values or {}).get(name, "") for name in names)] for w in summary.winners]
     page.table(["model", *names], values, "Their values")
     tasks = list(dict.fromkeys(task for winner in summary.winners for task in winner.negative_transfer))
@@ -150,12 +160,16 @@ def _plot(page: Page, study: Study, summary: Summary) -> None:
     page.chart(line_chart(lines, "generation", "best estimate"))
     valid = [trial for trial in study.trials() if trial.valid]
     objectives = [objective.name for objective in study.design.objectives]
-    names = [variable.name for variable in study.design.space.variables]
-    if len(objectives) == 1 and len(valid) > 1:
-        rows = [[(trial.values or {})[name] for name in names] for trial in valid]
-        scores = [trial.objectives[objectives[0]] for trial in valid]
+    names = [variable.name for variable in study.design.search_space.variables]
+    if len(valid) > 1:
+        first = study.design.objectives[0]
+        scores = [trial.objectives[first.name] for trial in valid]
+        kept = _telling(names, valid, scores)
+        rows = [[(trial.values or {})[name] for name in kept] for trial in valid]
+        some = f"The {len(kept)} of {len(names)} variables that go along with the score most." if kept != names else ""
+        caption = f"Every trial, by its estimated {first.name}. {some}".strip()
         page.heading("Searched values")
-        page.chart(parallel_coordinates(names, rows, scores))
+        page.chart(parallel_coordinates(kept, rows, scores, lowest=not first.maximize, caption=caption))
     if len(objectives) < 2:
         return
     page.heading("Pareto front")
@@ -168,11 +182,27 @@ def _plot(page: Page, study: Study, summary: Summary) -> None:
     page.chart(line_chart(points, x, y))
 
 
+def _telling(names: list[str], trials: Sequence[Trial], scores: Sequence[float]) -> list[str]:
+    """Return the variables to draw: all if they fit, else those whose ranks go along with the score most."""
+    if len(names) <= AXES:
+        return names
+
+    def strength(name: str) -> float:
+        values = [(trial.values or {})[name] for trial in trials]
+        known = {value: i for i, value in enumerate(dict.fromkeys(map(str, values)))}
+        numbers = [v if isinstance(v, (int, float)) else known[str(v)] for v in values]
+        constant = len(set(numbers)) < 2 or len(set(scores)) < 2
+        return 0.0 if constant else abs(float(spearmanr(numbers, scores).statistic))
+
+    strongest = sorted(names, key=strength, reverse=True)[:AXES]
+    return [name for name in names if name in strongest]
+
+
 def _trials(page: Page, study: Study) -> None:
     """Add every trial, with its error if it failed."""
     page.heading("Trials")
     objectives = [objective.name for objective in study.design.objectives]
-    names = [variable.name for variable in study.design.space.variables]
+    names = [variable.name for variable in study.design.search_space.variables]
     rows = [
         [
             f"{t.generation}:{t.position}",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,28 +28,92 @@ class Table:
     rows: Sequence[Sequence[object]]
     caption: str = ""
 
-    def text(self) -> str:
-        """Return the table as text, with padded columns, numbers right-aligned and to three digits."""
+    def text(self, width: int | None = None) -> str:
+        """Return the table as text, with padded columns and numbers right-aligned.
+
+        A table that is too wide shortens its longest texts, and then continues below with the columns that are left,
+        each part with the first column again.
+
+        Args:
+            width: The columns that fit; by default those of the terminal.
+        """
         numeric = [
             bool(self.rows) and all(isinstance(row[i], (int, float)) or row[i] is None for row in self.rows)
             for i in range(len(self.columns))
         ]
         cells = [list(self.columns), *([show(value) for value in row] for row in self.rows)]
+        room = terminal_width() if width is None else width
         widths = [max(len(line[i]) for line in cells) for i in range(len(self.columns))]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if right else cell.ljust(width)
-                for cell, width, right in zip(line, widths, numeric, strict=True)
-            ).rstrip()
-            for line in cells
+        least = [size if number else min(size, _LEAST) for size, number in zip(widths, numeric, strict=True)]
+        widths = _shrink(widths, [_least([line[0] for line in cells], room), *least[1:]], room)
+        cells = [[shorten(cell, size) for cell, size in zip(line, widths, strict=True)] for line in cells]
+        parts = [
+            "\n".join(
+                "  ".join(line[i].rjust(widths[i]) if numeric[i] else line[i].ljust(widths[i]) for i in group).rstrip()
+                for line in cells
+            )
+            for group in _groups(widths, room)
         ]
-        return "\n".join([*([self.caption] if self.caption else []), *lines])
+        return "\n".join([*([self.caption] if self.caption else []), "\n\n".join(parts)])
+
+
+#: Texts are not shortened below this many letters.
+_LEAST = 12
+
+
+def _shrink(widths: list[int], least: Sequence[int], room: int) -> list[int]:
+    """Return the widths of columns, with the widest narrower, down to `least`, where the table would not fit."""
+    found = list(widths)
+    while (excess := sum(found) + 2 * (len(found) - 1) - room) > 0:
+        shrinkable = [i for i in range(len(found)) if found[i] > least[i]]
+        if not shrinkable:
+            break
+        widest = max(shrinkable, key=lambda i: found[i])
+        others = max((found[i] for i in shrinkable if i != widest), default=0)
+        found[widest] = max(least[widest], found[widest] - excess, min(others, found[widest] - 1))
+    return found
+
+
+def _least(names: Sequence[str], room: int) -> int:
+    """Return the width at which the names of rows, shortened to half the room or more, still differ."""
+    full, count = max(map(len, names), default=0), len(set(names))
+    sizes = range(min(full, room // 2), full + 1)
+    return next((size for size in sizes if len({shorten(name, size) for name in names}) == count), full)
+
+
+def _groups(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Return the columns that stand beside each other, the first in every group."""
+    groups, used = [[0]] if widths else [], sum(widths[:1])
+    for i, width in enumerate(widths[1:], 1):
+        if used + 2 + width > room and len(groups[-1]) > 1:
+            groups.append([0])
+            used = widths[0]
+        groups[-1].append(i)
+        used += 2 + width
+    return groups
+
+
+def shorten(text: str, size: int) -> str:
+    """Return a text of at most `size` letters: a longer one loses its middle, since names differ at their ends."""
+    if len(text) <= size:
+        return text
+    return f"{text[: (size - 1) // 2]}…{text[len(text) - size // 2 :]}"
+
+
+def terminal_width() -> int:
+    """Columns of the terminal, or of COLUMNS; without either, as in a pipe, more than any line has."""
+    known = "COLUMNS" in os.environ or sys.stdout.isatty()
+    return shutil.get_terminal_size().columns if known else 10_000
 
 
 def show(value: object) -> str:
-    """Return one value as text for people; empty for None."""
+    """Return one value as text for people, numbers with thousands separators; empty for None."""
     if value is None:
         return ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
     if isinstance(value, float):
+        if 1e3 <= abs(value) < 1e9:
+            return f"{value:,.0f}"
         return f"{value:.3f}" if value == 0 or 1e-2 <= abs(value) < 1e3 else f"{value:.3g}"
     return str(value)

@@ -22,6 +22,9 @@ def frame(
     caption: str = "",
     height: float = 16,
     lines: str = "xy",
+    upright: bool = False,
+    scale: tuple[str, str, bool] | None = None,
+    labels: Sequence[tuple[float, float, str]] = (),
 ) -> str:
     """Return a chart around its marks.
 
@@ -37,6 +40,9 @@ def frame(
         caption: A sentence below the chart.
         height: The height of the plotting area in rem.
         lines: The axes whose ticks have grid lines: `x`, `y`, both or none.
+        upright: Whether the labels of the horizontal axis are written upright.
+        scale: The ends of a scale of colours, and whether it has a colour for negative values.
+        labels: Texts inside the plotting area with their places: percent from the left, percent from the top.
     """
     grid = "".join(f'<path d="M{t.place:.2f} 0V100"/>' for t in xs if "x" in lines)
     grid += "".join(f'<path d="M0 {100 - t.place:.2f}H100"/>' for t in ys if "y" in lines)
@@ -46,9 +52,13 @@ def frame(
         f'<div class="ys" style="height:{height:g}rem"><i>{html.escape(widest)}</i>',
         *(f'<span style="top:{100 - t.place:.2f}%">{html.escape(t.text)}</span>' for t in ys),
         "</div>",
-        f'<svg viewBox="0 0 100 100" preserveAspectRatio="none" style="height:{height:g}rem" aria-hidden="true">',
+        f'<div class="area" style="height:{height:g}rem">',
+        '<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">',
         f'<g class="grid">{grid}</g>{marks}</svg>',
-        '<div class="xs">' if xs else "",
+        *(f'<span style="left:{a:.2f}%;top:{b:.2f}%">{html.escape(text)}</span>' for a, b, text in labels),
+        "</div>",
+        f'<div class="xs{" upright" * upright}">' if xs else "",
+        f"<i>{html.escape(max((t.text for t in xs), key=len, default=''))}</i>" if upright else "",
         *(f'<span style="left:{t.place:.2f}%">{html.escape(t.text)}</span>' for t in xs),
         "</div>" if xs else "",
         '<div class="names">' if names else "",
@@ -59,9 +69,10 @@ def frame(
     named = (
         "".join(f"<li {own(i)}>{html.escape(name)}</li>" for i, name in enumerate(legend)) if len(legend) > 1 else ""
     )
+    ramp = f'<div class="ramp{" signed" * scale[2]}">{scale[0]}<i></i>{scale[1]}</div>' if scale else ""
     return (
-        f'<figure class="chart" role="img" aria-label="{html.escape(label)}">'
-        f'{f"<ul class=legend>{named}</ul>" if named else ""}<div class="plot">{"".join(parts)}</div>'
+        f'<figure class="chart">{f"<ul class=legend>{named}</ul>" if named else ""}{ramp}'
+        f'<div class="plot" role="img" aria-label="{html.escape(label)}">{"".join(parts)}</div>'
         f"{f'<figcaption>{html.escape(caption)}</figcaption>' if caption else ''}</figure>"
     )
 

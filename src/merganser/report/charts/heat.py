@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from merganser.report.charts.axes import Tick
-from merganser.report.charts.frame import frame
+from merganser.report.charts.frame import frame, tooltip
 
 #: Levels of a colour: cells of one level are one path, which keeps pages small.
 _LEVELS = 12
 _MOST_NAMES = 28
+#: Letters of column names that fit beside each other on a phone; longer ones are written upright.
+_ACROSS = 36
 
 
 def heat_map(
@@ -21,6 +23,9 @@ def heat_map(
     low: float | None = None,
     high: float | None = None,
     log: bool = False,
+    x: str = "",
+    y: str = "",
+    points: Mapping[str, tuple[float, float]] | None = None,
     caption: str = "",
 ) -> str:
     """Return a heat map. Negative values are drawn in another colour than positive ones.
@@ -32,6 +37,9 @@ def heat_map(
         low: The value without colour, by default 0, or the least one on a logarithmic scale.
         high: The value with the full colour, by default the largest in magnitude.
         log: Whether the scale is logarithmic.
+        x: The title of the horizontal axis.
+        y: The title of the vertical axis.
+        points: Places to mark, by name: (across, down), both as shares of the picture.
         caption: A sentence below the chart.
 
     Example:
@@ -51,15 +59,29 @@ def heat_map(
         for (colour, level), path in sorted(cells.items())
     )
     stretched = f'<g transform="scale({100 / max(1, width):.6f} {100 / max(1, height):.6f})">{marks}</g>'
-    scale = f"From {bottom:.3g} (no colour) to {top:.3g} (full colour){', logarithmic' if log else ''}."
+    signed = any(v < 0 for v in flat)
+    least = -top if signed else bottom
+    scale = f"Colours from {least:.3g} to {top:.3g}{', logarithmic' if log else ''}."
+    marked = points or {}
     return frame(
-        stretched + '<path fill="none" stroke="var(--line)" d="M0 0H100V100H0z"/>',
-        label=f"{height} by {width} values. {scale}",
+        stretched + '<path fill="none" stroke="var(--line)" d="M0 0H100V100H0z"/>' + _points(marked),
+        label=f"{height} by {width} values. {scale} {' '.join(marked)}".strip(),
         xs=_names(columns),
         ys=[Tick(100 - tick.place, tick.text) for tick in _names(rows)],
+        x=x,
+        y=y,
+        upright=sum(len(tick.text) + 2 for tick in _names(columns)) > _ACROSS,
         caption=f"{caption} {scale}".strip(),
         height=min(30.0, max(6.0, 1.5 * height)),
         lines="",
+        scale=(f"{least:.3g}", f"{top:.3g}", signed),
+    )
+
+
+def _points(points: Mapping[str, tuple[float, float]]) -> str:
+    return "".join(
+        f'<path class="point" d="M{100 * across:.2f} {100 * down:.2f}h0">{tooltip(name)}</path>'
+        for name, (across, down) in points.items()
     )
 
 
@@ -73,10 +95,10 @@ def _share(value: float, low: float, high: float, log: bool) -> float:
 
 
 def _names(names: Sequence[str]) -> list[Tick]:
-    """Return names spread evenly, thinned out if there are many."""
+    """Return names spread evenly, thinned out if there are many. A long one keeps its ends, which tell it apart."""
     every = math.ceil(len(names) / _MOST_NAMES) or 1
     return [
-        Tick(100 * (i + 0.5) / len(names), name if len(name) <= 20 else f"{name[:19]}…")
+        Tick(100 * (i + 0.5) / len(names), name if len(name) <= 28 else f"{name[:13]}…{name[-14:]}")
         for i, name in enumerate(names)
         if i % every == 0
     ]

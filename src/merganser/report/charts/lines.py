@@ -16,7 +16,10 @@ _MOST_NAMES = 7
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one name. `xs` are numbers, or names of places in order; `faint` ones stay in the background."""
+    """Points of one name. `xs` are numbers, or names of places in order; `faint` ones stay in the background.
+
+    Series of one `group` share its colour, and the legend names the group.
+    """
 
     name: str
     xs: Sequence[float] | Sequence[str]
@@ -25,6 +28,11 @@ class Series:
     dots: bool = True
     dotted: bool = False
     faint: bool = False
+    group: str = ""
+
+    @property
+    def legend(self) -> str:
+        return self.group or self.name
 
 
 def line_chart(
@@ -58,7 +66,9 @@ def line_chart(
     across = Axis.around([p for line in points for p, _ in line], log=log_x)
     up = Axis.around([*(v for line in points for _, v in line), *guides, *include], log=log_y)
     marks = [f'<path class="guide" d="M0 {100 - up.place(g):.2f}H100"/>' for g in guides]
-    for i, (one, line) in enumerate(zip(series, points, strict=True)):
+    legend = list(dict.fromkeys(one.legend for one in series))
+    for one, line in zip(series, points, strict=True):
+        i = legend.index(one.legend)
         drawn = [(p, v) for p, v in line if can_show(p, log_x) and can_show(v, log_y)]
         places = [(across.place(p), 100 - up.place(v)) for p, v in drawn]
         faint = " faint" if one.faint else ""
@@ -80,7 +90,7 @@ def line_chart(
         ys=up.ticks(),
         x=x,
         y=y,
-        legend=[one.name for one in series],
+        legend=legend,
         caption=caption,
     )
 

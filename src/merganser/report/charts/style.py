@@ -22,18 +22,29 @@ STYLE = """
 .plot .ys i { visibility: hidden; font-style: normal; display: block; height: 0; white-space: nowrap; }
 .plot .xs { position: relative; height: 1.3rem; grid-column: 2; margin: 0 .5rem; }
 .plot .xs span { position: absolute; transform: translateX(-50%); white-space: nowrap; }
+.plot .upright { height: auto; } .plot .upright i { visibility: hidden; }
+.plot .upright i, .plot .upright span { writing-mode: vertical-rl; font-style: normal; white-space: nowrap; }
+.plot .upright span { top: .3rem; }
+.ramp { display: flex; gap: .4rem; align-items: center; font-size: .8rem; font-variant-numeric: tabular-nums; }
+.ramp i { width: 7rem; height: .7rem; border: 1px solid var(--line);
+  background: linear-gradient(90deg, transparent, var(--hot)); }
+.ramp.signed i { background: linear-gradient(90deg, var(--cold), transparent, var(--hot)); }
 .plot .names { grid-column: 2; display: grid; grid-auto-flow: column; grid-auto-columns: 1fr; margin: 0 .5rem;
   text-align: center; overflow-wrap: anywhere; }
 .plot .x, .plot .y { color: var(--soft); }
 .plot .x { grid-column: 2; text-align: center; }
-.plot .y { grid-column: 1 / 3; }
-.plot svg { width: calc(100% - 1rem); height: 100%; margin: 0 .5rem; display: block; overflow: visible; }
+.plot .y { grid-column: 1 / 3; padding-bottom: .4rem; }
+.plot .area { position: relative; margin: 0 .5rem; }
+.plot .area span { position: absolute; transform: translate(.3rem, -50%); white-space: nowrap; background: Canvas;
+  padding: 0 .15rem; line-height: 1.2; }
+.plot svg { width: 100%; height: 100%; display: block; overflow: visible; }
 .plot svg * { vector-effect: non-scaling-stroke; }
 .grid { stroke: var(--line); stroke-width: 1; }
 .guide { stroke: currentColor; stroke-width: 1; stroke-dasharray: 4 4; opacity: .6; }
 .line { fill: none; stroke: var(--own); stroke-width: 2; }
 .dotted { stroke-dasharray: 2 5; }
 .dot { stroke: var(--own); stroke-width: 9; stroke-linecap: round; }
+.point { stroke: currentColor; stroke-width: 10; stroke-linecap: round; }
 .faint { opacity: .35; }
 .range { stroke: var(--own); stroke-width: 2; }
 """

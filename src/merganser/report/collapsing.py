@@ -6,6 +6,8 @@ import re
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
+from merganser.report.tables import Table
+
 Rest = TypeVar("Rest", bound=Hashable)
 #: A name split into words and sets of numbers, alternating: "layers.3.w" is ("layers.", (3,), ".w").
 Parts = tuple[str | tuple[int, ...], ...]
@@ -24,6 +26,14 @@ def collapse(rows: Iterable[tuple[str, Rest]]) -> list[tuple[str, Rest]]:
     for position in range(1, max((len(parts) for parts, _ in found), default=0), 2):
         found = _join(found, position)
     return [("".join(map(_show, parts)), rest) for parts, rest in found]
+
+
+def collapse_table(table: Table) -> Table:
+    """Return a table whose rows with equal figures, and names that differ only in numbers, are one row."""
+    rows = collapse((str(name), tuple(rest)) for name, *rest in table.rows)
+    fewer = len(rows) < len(table.rows)
+    caption = f"{table.caption} (figures of a range are those of each)" if fewer and table.caption else table.caption
+    return Table(table.columns, [(name, *rest) for name, rest in rows], caption)
 
 
 def _cut(name: str) -> Parts:

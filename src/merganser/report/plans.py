@@ -1,0 +1,144 @@
+"""What a merge will do, as data and as text, for the command line, the studio and notebooks."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from merganser.plain import plain
+from merganser.report.collapsing import collapse
+from merganser.report.tables import Table
+from merganser.units import show_size
+
+if TYPE_CHECKING:
+    from merganser.engine.merge import Merge
+    from merganser.engine.plan import Output, Plan, Source
+
+
+def summarise_plan(plan: Plan) -> dict[str, Any]:
+    """Return what a plan merges and writes, as JSON-serialisable values."""
+    from merganser.engine.layout import lay_out
+
+    return {
+        "event": "plan",
+        "models": [model.label for model in plan.models],
+        "tensors": len(plan.outputs),
+        "methods": dict(Counter(output.method for output in plan.outputs)),
+        "bytes_out": plan.bytes_out,
+        "shards": len(lay_out(plan)),
+        "notes": list(plan.notes),
+    }
+
+
+def summarise(merge: Merge, memory: int, workers: int | None = None) -> dict[str, Any]:
+    """Return what a merge reads, writes and needs, as JSON-serialisable values; reads a few numbers of each model.
+
+    A quantised merge is described as the merge that is quantised, except for what it writes.
+    """
+    from merganser.checkpoints.cards import read_licence
+    from merganser.engine.execute import memory_bound
+    from merganser.engine.layout import lay_out
+    from merganser.engine.requantised import unquantised
+    from merganser.origin.licences import find_conflicts
+    from merganser.recipes.sampling import sample_models
+
+    inner = unquantised(merge)
+    plan, sources = inner.plan, inner.sources
+    licences = [licence for source in sources if (licence := read_licence(source.directory)) is not None]
+    samples = sample_models(inner)
+    read = [sources[source.model].spec(source.name).nbytes for output in plan.outputs for source in _reads(output)]
+    return summarise_plan(plan) | {
+        "bytes_in": sum(read),
+        "bytes_out": merge.plan.bytes_out,
+        "shards": len(lay_out(merge.plan)),
+        "memory_bound": memory_bound(merge, workers or os.cpu_count() or 1, memory),
+        "download": _downloads(inner),
+        "licences": licences,
+        "sampled": samples.nbytes,
+        "notes": [*merge.plan.notes, *samples.notes, *find_conflicts(licences)],
+    }
+
+
+def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the summary of a merge or of a plan as labels and values for people; notes come last."""
+    methods = ", ".join(f"{name} × {count}" for name, count in sorted(summary["methods"].items()))
+    fetched: Mapping[str, int] = summary.get("download", {})
+    each = ", ".join(f"{label}: {show_size(size)}" for label, size in fetched.items())
+    found = {
+        "models": "\n         ".join(summary["models"]),
+        "tensors": f"{summary['tensors']}: {methods}",
+        "reads": show_size(summary["bytes_in"]) if "bytes_in" in summary else "",
+        "writes": f"{show_size(summary['bytes_out'])} in {summary['shards']} file(s)",
+        "memory": f"at most {show_size(summary['memory_bound'])} besides mapped files"
+        if "memory_bound" in summary
+        else "",
+        "download": f"{show_size(sum(fetched.values()))} ({each})" if fetched else "",
+        "sampled": f"{show_size(summary['sampled'])} of weights, to compare the models" if fetched else "",
+        "licences": ", ".join(dict.fromkeys(summary.get("licences", ()))),
+    }
+    return [*((label, value) for label, value in found.items() if value), *(("note", n) for n in summary["notes"])]
+
+
+def describe_tensors(merge: Merge) -> list[dict[str, Any]]:
+    """Return name, method, sources and effective parameters (defaults included) of every output, in natural order."""
+    from merganser.checkpoints.tensor_names import natural_order
+
+    def named(source: Source) -> dict[str, str]:
+        return {"model": merge.plan.models[source.model].label, "tensor": source.name}
+
+    return [
+        {
+            "name": output.name,
+            "method": output.method,
+            "sources": [named(source) for source in output.inputs],
+            "base": named(output.base) if output.base else None,
+            "parameters": plain(merge.rule(output).method),
+        }
+        for output in sorted(merge.plan.outputs, key=lambda output: natural_order(output.name))
+    ]
+
+
+def tensor_table(rows: list[dict[str, Any]]) -> Table:
+    """Return a table with one line for tensors that differ only in numbers; renamed sources are shown as MODEL:NAME."""
+
+    def cells(row: dict[str, Any]) -> tuple[str, ...]:
+        def shown(source: dict[str, str]) -> str:
+            same = source["tensor"] == row["name"]
+            return source["model"] if same else f"{source['model']}:{source['tensor']}"
+
+        parameters = ", ".join(f"{name} {_value(value)}" for name, value in row["parameters"].items())
+        base = [f"base {shown(row['base'])}"] if row["base"] else []
+        return row["method"], ", ".join([*map(shown, row["sources"]), *base]), parameters
+
+    lines = collapse([(row["name"], cells(row)) for row in rows])
+    return Table(("tensor", "method", "sources", "parameters"), [(name, *rest) for name, rest in lines])
+
+
+def _downloads(merge: Merge) -> dict[str, int]:
+    """Return the bytes that a merge downloads, by model: all of a hub model, or the ranges read by address."""
+    from merganser.checkpoints.references import is_remote, parts
+
+    used: dict[int, set[str]] = {}
+    for output in merge.plan.outputs:
+        for read in _reads(output):
+            used.setdefault(read.model, set()).add(read.name)
+    found = {}
+    for i, (model, source) in enumerate(zip(merge.plan.models, merge.sources, strict=True)):
+        if any(map(is_remote, parts(source.label))):
+            streamed = any(map(is_remote, parts(model.path or "")))
+            names = used.get(i, set()) if streamed else source.names()
+            found[model.label] = sum(source.spec(name).nbytes for name in names)
+    return found
+
+
+def _reads(output: Output) -> tuple[Source, ...]:
+    return (*output.inputs, output.base) if output.base else output.inputs
+
+
+def _value(value: Any) -> str:
+    """Return a short form of a value: per-model values that agree are written once."""
+    if isinstance(value, list) and value and all(each == value[0] for each in value):
+        value = value[0]
+    return "/".join(map(str, value)) if isinstance(value, list) else str(value)
