@@ -3,11 +3,22 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { number } from "./format.js";
 
 export const SERIES = ["var(--s0)", "var(--s1)", "var(--s2)", "var(--s3)", "var(--s4)", "var(--s5)"];
-const W = 640, H = 240, L = 64, R = 12, T = 10, B = 34;
+const H = 240, L = 64, R = 12, T = 10, B = 34;
 
-const ticks = (low, high, want = 5) => {
+/** The width of a drawing: that of a phone, so that letters stay legible, or more. */
+function useWidth() {
+  const measure = () => (innerWidth < 760 ? Math.max(280, innerWidth - 60) : 640);
+  const [width, set] = useState(measure);
+  useEffect(() => {
+    const change = () => set(measure());
+    addEventListener("resize", change);
+    return () => removeEventListener("resize", change);
+  }, []);
+  return width;
+}
+const ticks = (low, high, want = 5, whole = false) => {
   if (!(high > low)) return [low];
-  const raw = (high - low) / want, power = 10 ** Math.floor(Math.log10(raw));
+  const raw = Math.max(whole ? 1 : 0, (high - low) / want), power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw);
   const found = [];
   for (let x = Math.ceil(low / step) * step; x <= high + step * 1e-9; x += step) found.push(Math.abs(x) < step * 1e-9 ? 0 : x);
@@ -24,6 +35,7 @@ const extent = (values, pad = 0.04) => {
 
 /** Lines and points: `series` of `{name, x, y, dots, line, dashed}`; `mark` draws an upright line. */
 export function Chart({ series, x = "", y = "", title, mark, format = (v) => number(v, 4) }) {
+  const W = useWidth();
   const [near, set] = useState(null);
   const shown = series.filter((s) => s.y.length);
   const [x0, x1] = extent(shown.flatMap((s) => s.x), 0), [y0, y1] = extent(shown.flatMap((s) => s.y));
@@ -41,7 +53,7 @@ export function Chart({ series, x = "", y = "", title, mark, format = (v) => num
     <figure class="chart">
       <svg viewBox={`0 0 ${W} ${H}`} role="img" aria-label={`${title}. ${shown.map((s) => `${s.name}: ${s.y.length} points`).join("; ")}`} onMouseMove={move} onMouseLeave={() => set(null)}>
         {ticks(y0, y1, 4).map((v) => <g key={v}><line class="grid" x1={L} x2={W - R} y1={py(v)} y2={py(v)} /><text x={L - 8} y={py(v) + 4} text-anchor="end">{format(v)}</text></g>)}
-        {ticks(x0, x1, 7).map((v) => <text key={v} x={px(v)} y={H - B + 16} text-anchor="middle">{number(v, 4)}</text>)}
+        {ticks(x0, x1, W < 500 ? 4 : 7, shown.every((s) => s.x.every(Number.isInteger))).map((v) => <text key={v} x={px(v)} y={H - B + 16} text-anchor="middle">{number(v, 4)}</text>)}
         <text x={(L + W - R) / 2} y={H - 3} text-anchor="middle" class="axis">{x}</text>
         {mark != null && <line class="mark" x1={px(mark)} x2={px(mark)} y1={T} y2={H - B} />}
         {shown.map((s, i) => (
@@ -67,13 +79,14 @@ const ramp = (t, dark) => {
 const isDark = () => getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
 
 /** A matrix in colour. Arrow keys walk over it, Enter or a click picks a cell. `values[row][column]` may be null. */
-export function HeatMap({ values, rows, columns, title, low, high, onPick, format = (v) => number(v, 3), cell = 14, labels = true, square = false }) {
+export function HeatMap({ values, rows, columns, title, low, high, onPick, format = (v) => number(v, 3), cell = 14, labels = true, square = false, log = false }) {
+  const room = useWidth();
   const canvas = useRef();
   const [at, set] = useState(null);
   const flat = values.flat().filter((v) => v != null && Number.isFinite(v));
   const least = low ?? Math.min(...flat, 0), most = high ?? Math.max(...flat, 1e-12);
   const wide = columns.length, tall = rows.length;
-  const [w, h] = useMemo(() => square ? Array(2).fill(Math.max(2, Math.min(cell, Math.floor(560 / wide)))) : [Math.max(4, Math.min(wide <= 4 ? 120 : 60, Math.floor(620 / wide))), Math.max(3, Math.min(cell, Math.floor(460 / tall)))], [wide, tall, cell, square]);
+  const [w, h] = useMemo(() => square ? Array(2).fill(Math.max(2, Math.min(cell, Math.floor((room - 60) / wide)))) : [Math.max(4, Math.min(wide <= 4 ? 120 : 60, Math.floor((room - 60) / wide))), Math.max(3, Math.min(cell, Math.floor(460 / tall)))], [wide, tall, cell, square, room]);
   const [theme, setTheme] = useState(isDark());
   useEffect(() => {
     const change = () => setTheme(isDark());
@@ -87,7 +100,8 @@ export function HeatMap({ values, rows, columns, title, low, high, onPick, forma
     pen.scale(scale, scale);
     values.forEach((row, i) => row.forEach((v, j) => {
       if (v == null) return;
-      pen.fillStyle = ramp((v - least) / (most - least || 1), theme);
+      const [a, b, c] = log ? [v, least, most].map((x) => Math.log(Math.max(x, 1e-12))) : [v, least, most];
+      pen.fillStyle = ramp((a - b) / (c - b || 1), theme);
       pen.fillRect(j * w, i * h, w - (w > 6 ? 1 : 0), h - (h > 6 ? 1 : 0));
     }));
   }, [values, w, h, least, most, theme]);
@@ -126,8 +140,12 @@ export function HeatMap({ values, rows, columns, title, low, high, onPick, forma
   );
 }
 
+/** A name that keeps its end, where names of one kind differ. */
+const shorten = (text, most) => (text.length > most ? `…${text.slice(1 - most)}` : text);
+
 /** Parallel coordinates, one line a trial, coloured by its score. */
 export function Parallel({ names, rows, scores, title }) {
+  const W = useWidth();
   const order = scores.map((s, i) => [s, i]).sort((a, b) => a[0] - b[0]);
   const axes = names.map((n, k) => {
     const values = rows.map((r) => r[k]);
@@ -135,13 +153,13 @@ export function Parallel({ names, rows, scores, title }) {
     const [low, high] = words ? [0, Math.max(1, words.length - 1)] : extent(values, 0);
     return { at: (v) => 1 - ((words ? words.indexOf(String(v)) : v) - low) / (high - low), low: words ? words[0] : number(low), high: words ? words.at(-1) : number(high) };
   });
-  const px = (k) => 60 + (names.length === 1 ? 260 : (k / (names.length - 1)) * 520), py = (t) => 26 + t * 170;
+  const px = (k) => 60 + (names.length === 1 ? (W - 120) / 2 : (k / (names.length - 1)) * (W - 120)), py = (t) => 26 + t * 170;
   const least = Math.min(...scores), span = Math.max(...scores) - least || 1;
   return (
     <figure class="chart">
       <svg viewBox={`0 0 ${W} 232`} role="img" aria-label={title}>
         {order.map(([s, i]) => <polyline key={i} class="thin" style={{ stroke: `color-mix(in oklab, var(--s0) ${Math.round(100 * (s - least) / span)}%, var(--line))`, strokeWidth: s === least + span ? 3 : 1.2 }} points={names.map((_, k) => `${px(k)},${py(axes[k].at(rows[i][k]))}`).join(" ")} />)}
-        {names.map((n, k) => <g key={n}><line class="grid" x1={px(k)} x2={px(k)} y1={26} y2={196} /><text x={px(k)} y={16} text-anchor="middle">{axes[k].high}</text><text x={px(k)} y={212} text-anchor="middle">{axes[k].low}</text><text x={px(k)} y={228} text-anchor="middle" class="axis">{n.length > 16 ? `${n.slice(0, 15)}…` : n}</text></g>)}
+        {names.map((n, k) => <g key={n}><line class="grid" x1={px(k)} x2={px(k)} y1={26} y2={196} /><text x={px(k)} y={16} text-anchor="middle">{axes[k].high}</text><text x={px(k)} y={212} text-anchor="middle">{axes[k].low}</text><text x={px(k)} y={228} text-anchor="middle" class="axis">{shorten(n, Math.max(6, Math.floor(W / names.length / 8)))}</text></g>)}
       </svg>
       <figcaption><span class="muted">{title}</span></figcaption>
     </figure>

@@ -16,7 +16,7 @@ export function Asking({ chosen, set }) {
   return (
     <div class="row">
       <Select label="Questions" value={chosen.path} empty="None" options={files.map((f) => [f.path, `${f.path} (${f.facts.kind})`])} onInput={(path) => set({ ...chosen, path })}
-        help={files.length ? "Asked of each." : "Put a .jsonl file of questions into the folder: question, options, answer; question, answer; or text."} />
+        help={files.length ? "Asked of every model." : "Put a .jsonl file of questions into the folder: question, options, answer; question, answer; or text."} />
       {chosen.path && <Slider label="How many, at most" min={8} max={256} step={8} value={chosen.limit} onInput={(v) => set({ ...chosen, limit: Math.max(1, Math.min(10000, Math.round(v))) })} />}
     </div>
   );

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -119,6 +120,33 @@ def test_a_body_of_undeclared_length_is_cut_off(server):
     for path, status, message in (("predict", 405, "Method Not Allowed"), ("nothing", 404, "Not Found")):
         answer = httpx.get(f"{server.url}/{path}")
         assert (answer.status_code, answer.json()) == (status, {"error": message})
+
+
+def test_the_description_is_complete_and_the_page_about_it_needs_no_network(server):
+    jsonschema = pytest.importorskip("jsonschema")
+    described = httpx.get(f"{server.url}/openapi.json").json()
+    assert set(described["paths"]) == {"/predict", "/route", "/healthz", "/metrics"}
+    schemas = described["components"]["schemas"]
+    references = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(described)))
+    assert references == set(schemas), "every body is named, and every name is used"
+    row = torch.randn(1, 2, WIDTH).tolist()
+    for path, key in (("/predict", "predictions"), ("/route", "routes")):
+        operation = described["paths"][path]["post"]
+        assert operation["requestBody"]["required"]
+        assert set(operation["responses"]) == {"200", "400", "401", "408", "413", "422", "500", "503", "504"}
+        schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+        schema = {**schema, "components": described["components"]}
+        answered = httpx.post(f"{server.url}{path}", json={"inputs": row})
+        jsonschema.validate(answered.json(), schema)
+        assert set(answered.json()) == {key}
+    jsonschema.validate({"inputs": row}, schemas["Request"])
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"input": row}, schemas["Request"])
+    page = httpx.get(f"{server.url}/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "POST /predict" in page.text
+    assert not re.search(r"<script|https?://(?!HOST)", page.text)
+    assert httpx.get(f"{server.url}/redoc").status_code == 404
 
 
 def test_encoders_and_models_without_heads(model):

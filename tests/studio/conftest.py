@@ -27,7 +27,7 @@ def answer(candidate, items):
 def built(tmp_path_factory, llamas):
     """Three language models, a library of two experts, a study, recipes in both dialects, a quiz; never written to."""
     pytest.importorskip("pymoo")
-    from merganser.evolve import Design, Objective, Range, SearchParameter, Space, Study, StudyTask
+    from merganser.evolve import Design, Objective, Search, SearchParameter, Study, StudyTask
     from merganser.library import Library
 
     folder = tmp_path_factory.mktemp("studio")
@@ -39,9 +39,13 @@ def built(tmp_path_factory, llamas):
     (folder / "kit.yml").write_text("merge_method: linear\nmodels:\n  - {model: math, parameters: {weight: 1}}\n")
     quiz = [{"question": f"w{i} w{i + 1}", "options": ["w1 w2", "w3"], "answer": i % 2} for i in range(20)]
     (folder / "quiz.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in quiz))
-    space = Space((SearchParameter("weight", Range(0, 2), models=("math", "code")),))
-    objectives = (Objective.of("quiz"),)
-    design = Design(space, (StudyTask("quiz", 40),), objectives, ("math", "code"), population=5, generations=2)
+    design = Design(
+        space={"weight": SearchParameter(0, 2, per="model")},
+        tasks={"quiz": StudyTask(40)},
+        objectives=(Objective.of("quiz"),),
+        models={name: str(path) for name, path in experts.items()},
+        search=Search(population=5, generations=2),
+    )
     study = Study.open(folder / "study.sqlite")
     study.run(design, answer)
     study.close()

@@ -100,6 +100,7 @@ def test_a_checkpoint_and_its_difference_from_another(client, folder):
 
 
 def test_the_form_is_made_from_the_schema_of_recipes(client, monkeypatch):
+    registry.registry()  # all of them, before the copy that forgets the new one
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
 
     @registry.register
@@ -198,7 +199,7 @@ def test_a_library_and_its_budgets(client, folder):
 def test_the_predicted_loss_is_what_a_build_with_that_budget_loses(tmp_path):
     """Of experts that their library holds whole: here low-rank ones, as plain factors; codes lose no more."""
     from merganser.library import Library
-    from merganser.studio.results import predict_budgets
+    from merganser.library.budgets import predict_budgets
 
     base = {**{f"layers.{i}.weight": torch.randn(24, 16) for i in range(4)}, "norm": torch.randn(16)}
     experts = {

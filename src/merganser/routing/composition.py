@@ -22,7 +22,7 @@ from merganser.modules.activations import Layer, fused_layers, matrix_layers
 from merganser.modules.convolutions import convolve
 from merganser.modules.moments import evaluating
 from merganser.routing.cores import core_cost, core_of
-from merganser.routing.uses import beside
+from merganser.routing.layer_updates import add_updates
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ def applied(module: nn.Module, composition: Composition) -> Iterator[set[str]]:
         for name, whole in composition.whole.items():
             undo.callback(_swap(module, name, whole))
         read = undo.enter_context(
-            beside(layers, lambda name, x: composition.low_rank[name].applied_to(x, layers[name]))
+            add_updates(layers, lambda name, x: composition.low_rank[name].applied_to(x, layers[name]))
         )
         undo.enter_context(evaluating(module))
         yield read

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from merganser.kernels.spectra import Factors
 from merganser.library.library import Library
 from merganser.modules.activations import linear_layers, unpacked
-from merganser.routing.uses import beside
+from merganser.routing.layer_updates import add_updates
 
 #: From a layer's name and its input to gates: one row per input row, or one per sample.
 Gate = Callable[[str, Tensor], Tensor]
@@ -74,5 +74,5 @@ def gated(module: nn.Module, experts: Mapping[str, ExpertStack], gate: Gate) -> 
     def update(layer: str, x: Tensor) -> Tensor:
         return experts[layer].mixed(x, gate(layer, x))
 
-    with unpacked(module), beside({layer: linears[layer] for layer in experts}, update) as read:
+    with unpacked(module), add_updates({layer: linears[layer] for layer in experts}, update) as read:
         yield read

@@ -1,4 +1,4 @@
-"""An HTTP server for an adaptive model: /predict, /route, /healthz, /metrics."""
+"""An HTTP server for an adaptive model: /predict, /route, /healthz, /metrics, and /docs about them."""
 
 # FastAPI reads the annotations of its routes, where `Request` is a local name, so they must not be strings.
 import asyncio
@@ -16,6 +16,7 @@ import torch
 from merganser.errors import InputError, MerganserError, did_you_mean, require
 from merganser.modules.inputs import Inputs
 from merganser.plain import plain
+from merganser.routing import documentation
 from merganser.routing.adaptive import AdaptiveModel
 from merganser.routing.batching import Answer, Batcher, Busy, Closed, Limits, Work
 from merganser.routing.choices import Routing
@@ -178,8 +179,9 @@ def create_app(
     responses = require("fastapi.responses", "serve")
     Request = fastapi.Request
     server = _Server(model, encode, labels or {}, limits or Limits(), token)
-    closed: dict[str, Any] = {} if token is None else {"docs_url": None, "redoc_url": None, "openapi_url": None}
-    app = fastapi.FastAPI(title="merganser", lifespan=server.lifespan, **closed)
+    # FastAPI's own pages load scripts from another server; with a token nothing describes the API.
+    pages: dict[str, Any] = {"docs_url": None, "redoc_url": None, **({} if token is None else {"openapi_url": None})}
+    app = fastapi.FastAPI(title="merganser", lifespan=server.lifespan, **pages)
     headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
 
     def json(status: int, content: Answer) -> Any:
@@ -194,9 +196,11 @@ def create_app(
         return json(*await server.answer(request, "route", "routes"))
 
     async def healthz(request: Request) -> Any:  # type: ignore[valid-type]
+        """Return whether the server answers, and the names of its experts."""
         return json(*server.health(request))
 
-    async def exposition(request: Request) -> Any:  # type: ignore[valid-type]
+    async def metrics(request: Request) -> Any:  # type: ignore[valid-type]
+        """Return counts of requests, batches and experts, and the state of the cache."""
         if not server.admits(request):
             return json(401, {"error": "the request has no valid token"})
         text = server.metrics.text(model, server.batcher)
@@ -205,12 +209,24 @@ def create_app(
     async def refused(_: Any, error: Any) -> Any:
         return responses.JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
+    async def docs() -> Any:
+        return responses.HTMLResponse(documentation.render(app.openapi()))
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            found = type(app).openapi(app)
+            found.setdefault("components", {}).setdefault("schemas", {}).update(documentation.SCHEMAS)
+        return app.openapi_schema  # type: ignore[no-any-return]
+
+    app.openapi = openapi
     app.add_exception_handler(404, refused)
     app.add_exception_handler(405, refused)
-    app.add_api_route("/predict", predict, methods=["POST"])
-    app.add_api_route("/route", route, methods=["POST"])
-    app.add_api_route("/healthz", healthz)
-    app.add_api_route("/metrics", exposition)
+    app.add_api_route("/predict", predict, **documentation.of_work("predictions", "Prediction"))
+    app.add_api_route("/route", route, **documentation.of_work("routes", "Route"))
+    app.add_api_route("/healthz", healthz, **documentation.of_health())
+    app.add_api_route("/metrics", metrics, **documentation.of_metrics())
+    if token is None:
+        app.add_api_route("/docs", docs, include_in_schema=False)
     return app
 
 

@@ -60,7 +60,8 @@ def _check(roots: Roots, values: Mapping[str, Any]) -> Command:
 def _interference(roots: Roots, values: Mapping[str, Any]) -> Command:
     experts = _named(roots, values["experts"])
     title = f"Interference of {', '.join(name.partition('=')[0] for name in experts)}"
-    arguments = words("inspect", *experts, base=roots.locate(values["base"]), json=True)
+    layers = 0 if values.get("all") else None  # None leaves it to the command, which measures a few
+    arguments = words("inspect", *experts, base=roots.locate(values["base"]), layers=layers, json=True)
     return Command("interference", title, arguments, str(roots.home), shown={"screen": "interference", "path": ""})
 
 

@@ -128,12 +128,12 @@ def compare_answers(left: Sequence[float], right: Sequence[float], lower_is_bett
         >>> compare_answers([1.0] * 4, [0.0, 1.0, 1.0, 1.0])["verdict"]
         'cannot tell'
     """
-    from merganser.evolve.design import Objective
     from merganser.evolve.intervals import paired_interval
+    from merganser.evolve.objectives import Objective
 
     if len(left) != len(right) or not left:
         raise InputError(f"{len(left)} answers beside {len(right)}: both models must be asked the same questions")
-    objective = Objective.of("score", maximize=not lower_is_better)
+    objective = Objective("score", {"score": 1.0}, not lower_is_better)
     found = paired_interval(objective, {"score": np.array(left)}, {"score": np.array(right)})
     return {**_shown(found), "verdict": found.verdict, "count": len(left)}
 

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from merganser.errors import InputError
 from merganser.studio.roots import Roots
 
 if TYPE_CHECKING:
-    from merganser.library.expert_file import ExpertFile
     from merganser.library.library import Library
     from merganser.routing.adaptive import AdaptiveModel
 
-#: Budgets at which the loss of a library is predicted.
-STEPS = 25
 #: Maximum singular vectors in a picture of overlaps, over all experts.
 VECTORS = 64
 
@@ -34,10 +29,10 @@ def show_study(roots: Roots, path: str) -> dict[str, Any]:
         forecast = study.forecast()
         return {
             "path": path,
-            "algorithm": design.algorithm,
+            "algorithm": design.search.algorithm,
             "objectives": [{"name": o.name, "maximize": o.maximize} for o in design.objectives],
-            "variables": [variable.name for variable in design.space.variables],
-            "total": design.trials,
+            "variables": [variable.name for variable in design.search_space.variables],
+            "total": design.search.trials,
             "ended": study.ended,
             "failure": study.failure,
             "seconds_left": forecast.seconds,
@@ -86,6 +81,8 @@ def open_library(roots: Roots, path: str) -> Library:
 
 def show_library(roots: Roots, path: str) -> dict[str, Any]:
     """Return the experts of a library, and what they would keep at smaller budgets."""
+    from merganser.library.budgets import predict_budgets
+
     library = open_library(roots, path)
     size, records = library.size(), library.manifest.experts
     return {
@@ -101,64 +98,6 @@ def show_library(roots: Roots, path: str) -> dict[str, Any]:
         ],
         "budgets": predict_budgets(library),
     }
-
-
-def predict_budgets(library: Library) -> list[dict[str, Any]]:
-    """Return, for budgets up to the library's own size, the energy that each expert would keep.
-
-    The energy is the share of ‖Δ‖² of a task vector Δ that is kept, with ranks chosen as a build with that budget
-    of plain factors chooses them among the components the library holds. A build from the experts themselves keeps at
-    least that, and one that is free to choose codes about that or more. Of a library in codes nothing can be said: a
-    smaller budget may take other codes altogether.
-    """
-    from merganser.checkpoints.dtypes import dtype_of
-    from merganser.library.expert_file import ExpertFile
-    from merganser.library.ranks import Changed, RankPolicy, allot
-    from merganser.library.storage import FACTOR_DTYPES, header_room
-
-    if RankPolicy.from_dict(library.manifest.policy).codes:
-        return []
-    changed: dict[str, list[Changed]] = {}
-    whole: dict[str, float] = {}
-    for name in library.experts:
-        file = ExpertFile(library.path / "experts" / f"{name}.safetensors")
-        changed[name] = [
-            Changed(tensor, library.base.spec(tensor), kind == "factors", _squares(file, tensor, kind))
-            for tensor, kind in file.kinds.items()
-            if tensor in library.base
-        ]
-        kept_whole = [tensor for tensor, kind in file.kinds.items() if kind == "full" and tensor in library.base]
-        differences = (file.full(tensor).double() - library.base.read(tensor).double() for tensor in kept_whole)
-        whole[name] = sum(float(each.square().sum()) for each in differences)
-    known = library.manifest.base_fingerprint
-    rooms = {
-        name: header_room([(c.name, c.spec) for c in each], {"expert": name, "base": known})
-        for name, each in changed.items()
-    }
-    fixed = sum(rooms.values()) + sum(c.spec.nbytes for each in changed.values() for c in each if not c.matrix)
-    largest = max(sum(library.size().experts.values()), fixed)
-    found = []
-    for step in range(STEPS):
-        budget = int(fixed + (largest - fixed) * (step / (STEPS - 1)) ** 2)
-        slots = allot(RankPolicy("budget", budget), changed, dtype_of(library.manifest.dtype, FACTOR_DTYPES), rooms)
-        energy = {}
-        for name, each in changed.items():
-            ranks = {slot.name: slot.rank for slot in slots[name]}
-            pairs = [(c.squares, ranks[c.name]) for c in each if c.squares is not None]
-            total = whole[name] + sum(float(squares.sum()) for squares, _ in pairs)
-            kept = whole[name] + sum(float(squares[:rank].sum()) for squares, rank in pairs)
-            share = kept / total if total else 1.0
-            energy[name] = share * library.manifest.experts[name].energy
-        found.append({"bytes": budget, "energy": energy})
-    return found
-
-
-def _squares(file: ExpertFile, tensor: str, kind: str) -> Any:
-    """Return the stored σ² of a task matrix, with zeros for components that are not stored."""
-    if kind != "factors":
-        return None
-    values = file.factors(tensor).s.square().numpy()
-    return np.pad(values, (0, min(file.spec(tensor).shape) - len(values)))
 
 
 def show_overlap(roots: Roots, base: str, experts: Mapping[str, str], matrix: str) -> dict[str, Any]:

@@ -126,12 +126,12 @@ def read_recipe(roots: Roots, written: str | Mapping[str, Any], beside: str | No
 
 def _plan(roots: Roots, text: str, beside: str | None) -> dict[str, Any]:
     from merganser.checkpoints.sidecars import prepare_sidecars
-    from merganser.cli.plan import summarise
     from merganser.engine.execute import DEFAULT_MEMORY
+    from merganser.report.plans import summarise
 
     merge = roots.prepare(text, beside)
     prepare_sidecars(merge.plan.sidecars, merge.sources)
-    summary = summarise(merge, DEFAULT_MEMORY, None, strict=False)
+    summary = summarise(merge, DEFAULT_MEMORY)
     return summary | {"copied": sum(output.copies for output in merge.plan.outputs)}
 
 

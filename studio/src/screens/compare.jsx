@@ -56,7 +56,7 @@ function Side({ items, chosen, choose, pins, prompt }) {
         <Picker label="Checkpoints" items={items} chosen={chosen} onInput={choose} most={6} />
         <Asking chosen={asked} set={ask} />
         <div class="row"><Check label="Blind: hide which is which until you have voted" checked={blind} onInput={setBlind} />
-          <Button kind="primary" disabled={models.length < 1} onClick={run}>{play.running ? "Start again" : "Ask all"}</Button>{play.running && <Button onClick={play.stop}>Stop</Button>}</div>
+          <Button kind="primary" disabled={models.length < 1} onClick={run}>{play.running ? "Start again" : "Ask all"}</Button>{play.running && <Button onClick={play.stop}>Stop</Button>}{!models.length && <span class="muted">Choose at least one model.</span>}</div>
         <Failure error={play.error} />
       </Card>
       {order.length > 0 && <div class="sides">{order.map((m, i) => (

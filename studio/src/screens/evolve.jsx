@@ -55,7 +55,7 @@ function Study({ path }) {
         {names.length > 1 && <Card title="Pareto front"><Chart title="Two objectives" x={names[0]} y={names[1]} series={[{ name: "front", x: front(valid, onFront).map((t) => t.objectives[names[0]]), y: front(valid, onFront).map((t) => t.objectives[names[1]]) }, { name: "tried", line: false, faint: true, x: valid.map((t) => t.objectives[names[0]]), y: valid.map((t) => t.objectives[names[1]]) }]} /></Card>}
         {s.variables.length > 1 && <Card title="What was searched"><Parallel title={`Each line a trial, the stronger the better its ${first}`} names={s.variables} rows={valid.map((t) => s.variables.map((v) => t.values[v]))} scores={valid.map((t) => (s.objectives[0].maximize ? 1 : -1) * t.objectives[first])} /></Card>}
       </>}
-      <Card title="Every trial"><Table caption="Trials" columns={["trial", "state", ...names, ...s.variables, "seconds"]} rows={s.trials.map((t) => [t.place, t.error ? `${t.state}: ${t.error}` : t.state, ...names.map((n) => cell(t.objectives[n] ?? -Infinity, number(t.objectives[n], 4))), ...s.variables.map((v) => (typeof t.values[v] === "number" ? cell(t.values[v], number(t.values[v], 3)) : t.values[v])), cell(t.seconds, number(t.seconds, 3))])} /></Card>
+      <Card title="Every trial"><Table caption="Trials" columns={["trial", "state", ...names, ...s.variables, "seconds"]} rows={s.trials.map((t) => [t.place, t.error ? `${t.state}: ${t.error}` : t.state, ...names.map((n) => cell(t.objectives[n] ?? -Infinity, number(t.objectives[n], 4))), ...s.variables.map((v) => (typeof t.values[v] === "number" ? cell(t.values[v], number(t.values[v], 3)) : t.values[v])), cell(t.seconds, t.seconds < 0.1 ? "< 0.1" : number(t.seconds, 3))])} /></Card>
     </>
   );
 }

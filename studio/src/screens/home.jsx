@@ -43,7 +43,7 @@ export function Home() {
               <ul class="items">{items.filter((i) => i.kind === kind).map((item) => (
                 <li key={item.path}>
                   {screen ? <a href={link(screen, { path: item.path })}>{item.path}</a> : <span>{item.path}</span>}
-                  {item.facts.live && <Badge kind="good">speaks</Badge>}
+                  {item.facts.live && <Badge kind="good">generates text</Badge>}
                   <span class="muted">{facts(item)}</span>
                   <time class="muted">{ago(item.modified)}</time>
                 </li>))}</ul>

@@ -2,12 +2,12 @@ import { useMemo, useState } from "preact/hooks";
 import { go, keep, post, useGet } from "../api.js";
 import { Chart, HeatMap } from "../charts.jsx";
 import { ago, name, number, percent, place } from "../format.js";
-import { Badge, Busy, Button, Card, cell, Failure, Note, Picker, Select, Table, useItems } from "../ui.jsx";
+import { Badge, Busy, Button, Card, cell, Check, Failure, Note, Picker, Select, Table, useItems } from "../ui.jsx";
 
 export function Interference({ job }) {
   const models = useItems("checkpoint", "adapter");
   const { data: jobs } = useGet("/api/jobs");
-  const [base, setBase] = useState(""), [experts, setExperts] = useState([]);
+  const [base, setBase] = useState(""), [experts, setExperts] = useState([]), [all, setAll] = useState(false);
   const [error, fail] = useState();
   const past = jobs?.filter((j) => j.kind === "interference") ?? [];
   const shown = job ?? past.find((j) => j.status === "done")?.id;
@@ -17,7 +17,8 @@ export function Interference({ job }) {
       <Card title="Look at">
         <Select label="Base" value={base} empty="Choose…" options={models.map((m) => m.path)} onInput={setBase} />
         <Picker label="Experts" items={models.filter((m) => m.path !== base)} chosen={experts} onInput={setExperts} />
-        <div class="row end"><Button kind="primary" disabled={!base || experts.length < 2} onClick={() => { fail(); post("/api/jobs", { kind: "interference", values: { base, experts: named(experts) } }).then((j) => go("jobs", { id: j.id }), fail); }}>Measure</Button>
+        <Check label="Measure every layer, which takes longer; otherwise four, evenly spread" checked={all} onInput={setAll} />
+        <div class="row end"><Button kind="primary" disabled={!base || experts.length < 2} onClick={() => { fail(); post("/api/jobs", { kind: "interference", values: { base, experts: named(experts), all } }).then((j) => go("jobs", { id: j.id }), fail); }}>Measure</Button>
           {past.length > 0 && <Select label="Earlier" value={shown} empty="Choose…" options={past.filter((j) => j.status === "done").map((j) => [j.id, `${j.title}, ${ago(j.created)}`])} onInput={(id) => go("interference", { job: id })} />}</div>
         <Failure error={error} />
       </Card>
@@ -30,6 +31,9 @@ const named = (paths) => {
   for (const p of paths) { let n = name(p).replace(/[^\w.-]/g, "-"); while (found[n]) n += "-2"; found[n] = p; }
   return found;
 };
+
+/** The interference of two unrelated experts in a matrix: k/√(d·m) at rank k. */
+const chance = (m) => m.rank / Math.sqrt(m.shape[0] * m.shape[1]) || 1e-9;
 
 /** The base and the experts by name, from the words of the command. */
 const sources = (job) => {
@@ -45,7 +49,7 @@ function Survey({ job, id }) {
   const blocks = useMemo(() => data?.blocks.map((b) => ({ ...b, inside: data.matrices.filter((m) => m.block === b.block) })) ?? [], [data]);
   if (error) return <Failure error={error} />;
   if (!data) return <Busy />;
-  const level = (b, [i, j]) => { const v = b.inside.map((m) => m.pairs[i][j] / Math.max(1e-9, m.chance)); return v.length ? v.reduce((x, y) => x + y, 0) / v.length : null; };
+  const level = (b, [i, j]) => { const v = b.inside.map((m) => m.pairs[i][j] / chance(m)); return v.length ? v.reduce((x, y) => x + y, 0) / v.length : null; };
   const { base, experts } = sources(job);
   const advised = (method) => { keep("draft", { document: { method, base, models: Object.values(experts).map((path) => ({ path })), parameters: method === "task_arithmetic" ? {} : { scale: 1 } } }); go("recipe"); };
   const methods = (text) => ["task_arithmetic", "tsv", "iso_c"].filter((m) => new RegExp(`\\b${m}\\b`).test(text));
@@ -55,7 +59,8 @@ function Survey({ job, id }) {
       <Card title="Advice"><ul class="plain">{data.advice.map((a) => (
         <li key={a.text}><Badge kind={a.kind === "opposed" || a.kind === "collision" ? "warn" : "info"}>{a.kind}</Badge> {a.text} {a.kind === "method" && methods(a.text).map((m) => <Button key={m} kind="small" onClick={() => advised(m)}>Recipe with {m}</Button>)}</li>))}</ul></Card>
       <Card title="Layers × pairs">
-        <HeatMap title="Interference of two experts in a layer, as a multiple of what unrelated experts have. Click a cell for its matrices." rows={blocks.map((b) => place(`${b.block}.x`)[0].split(".").pop() || b.block)} columns={pairs.map((p) => p[2])} low={0}
+        {Object.entries(data.layers ?? {}).map(([stack, [measured, total]]) => <p key={stack} class="muted">{measured.length} of {total} layers of {stack} were measured.</p>)}
+        <HeatMap title="Interference of two experts in a layer, as a multiple of what unrelated experts have, on a logarithmic scale. Pick a cell for its matrices." rows={blocks.map((b) => place(`${b.block}.x`)[0].split(".").pop() || b.block)} columns={pairs.map((p) => p[2])} low={1} log
           values={blocks.map((b) => pairs.map((p) => level(b, p)))} format={(v) => `${number(v, 3)}× chance`} onPick={(i, j) => pick({ block: blocks[i], pair: pairs[j] })} />
       </Card>
       {picked && <Detail picked={picked} base={base} experts={experts} fractions={data.fractions} names={data.experts} />}
@@ -72,7 +77,7 @@ function Detail({ picked: { block, pair }, base, experts, fractions, names }) {
   return (
     <Card title={`${block.block}: ${pair[2]}`}>
       <Table caption="Matrices of the layer" columns={["matrix", "interference", "× chance", "effective ranks", "overlap"]} rows={block.inside.map((m) => [
-        m.name, cell(m.pairs[pair[0]][pair[1]], number(m.pairs[pair[0]][pair[1]])), cell(m.pairs[pair[0]][pair[1]] / m.chance, number(m.pairs[pair[0]][pair[1]] / m.chance)), [pair[0], pair[1]].map((t) => number(m.effective_rank[t])).join(", "),
+        m.name, cell(m.pairs[pair[0]][pair[1]], number(m.pairs[pair[0]][pair[1]])), cell(m.pairs[pair[0]][pair[1]] / chance(m), number(m.pairs[pair[0]][pair[1]] / chance(m))), [pair[0], pair[1]].map((t) => number(m.effective_rank[t])).join(", "),
         <Button kind="small" aria-label={`Overlap of ${m.name}`} onClick={() => look(m.name)}>Show</Button>])} />
       <Chart title="Energy kept by a share of the components" x="share of the components" y="energy kept, mean over the layer" format={(v) => percent(v, 1)} series={[pair[0], pair[1]].map((t) => ({ name: names[t], x: fractions, y: mean(t) }))} />
       <Failure error={error} />

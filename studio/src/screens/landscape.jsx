@@ -1,4 +1,4 @@
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { useStream } from "../api.js";
 import { Chart, HeatMap } from "../charts.jsx";
 import { name, number } from "../format.js";
@@ -10,6 +10,7 @@ const steps = (n, low = 0, high = 1) => Array.from({ length: n }, (_, i) => low 
 export function Landscape() {
   const paths = useItems("checkpoint").filter((i) => i.facts.live).map((i) => i.path);
   const [a, setA] = useState(""), [b, setB] = useState(""), [aligned, setAligned] = useState(""), [c, setC] = useState("");
+  useEffect(() => { if (!a && !b && paths.length > 1) { setA(paths[0]); setB(paths[1]); } }, [paths.length]);
   const [points, setPoints] = useState(9), [text, write] = useState("");
   const [shown, show] = useState(null), [losses, set] = useState([]);
   const play = useStream("/api/play", (e) => e.event === "loss" && set((before) => { const found = [...before]; found[e.index] = e.loss; return found; }));

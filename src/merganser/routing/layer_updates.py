@@ -1,4 +1,4 @@
-"""Detect how a layer is used in a forward pass: by its call, which a hook sees, or by reading its weight."""
+"""Add updates to the outputs of layers, and detect layers whose weight is read without a call, which hooks miss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Update = Callable[[str, Tensor], Tensor]
 
 
 @contextmanager
-def beside(layers: Mapping[str, Layer], update: Update) -> Iterator[set[str]]:
+def add_updates(layers: Mapping[str, Layer], update: Update) -> Iterator[set[str]]:
     """Compute y = W x + b + update(name, x) in every call of the layers.
 
     Yields the layers whose weight was read since their last call. After a forward pass there should be none: if a
