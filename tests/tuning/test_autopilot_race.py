@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from merganser.errors import InputError, MerganserError
-from merganser.evolve.design import Objective
+from merganser.evolve.objectives import Objective
 from merganser.tuning.autopilot import answers as answering
 from merganser.tuning.autopilot.answers import AnswerJournal, Scoreboard
 from merganser.tuning.autopilot.budgets import Budget, Meter

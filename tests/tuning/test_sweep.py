@@ -166,7 +166,7 @@ def test_the_command(recipe, tmp_path, monkeypatch):
     arguments = ["sweep", str(recipe), "--over", "scale=0,1", "--score", "scoring_for_sweep:score", "--best", str(best)]
     result = CliRunner().invoke(build(), arguments)
     assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[0].split() == ["score", "on", "scale"]
+    assert result.stdout.splitlines()[1].split() == ["score", "on", "scale"]
     assert recipe.with_suffix(".sweep.jsonl").exists()
     assert yaml.safe_load(best.read_text())["parameters"]["scale"] in (0, 1)
     as_json = CliRunner().invoke(build(), [*arguments, "--json"])

@@ -1,7 +1,7 @@
 """Analyses in weight space: the theory of task vectors, trajectories, landscapes, similarity, disentanglement.
 
 Modules load on first use: `merganser.analysis.gradients`, `.trajectory`, `.tangent`, `.disentanglement`, `.landscape`,
-`.similarity`, `.mergeability`, `.plots`.
+`.similarity`, `.mergeability`, `.pair_losses`, `.plots`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ __getattr__, __dir__, __all__ = exports(
         "gradients",
         "landscape",
         "mergeability",
+        "pair_losses",
         "plots",
         "similarity",
         "tangent",
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from merganser.analysis import gradients as gradients
     from merganser.analysis import landscape as landscape
     from merganser.analysis import mergeability as mergeability
+    from merganser.analysis import pair_losses as pair_losses
     from merganser.analysis import plots as plots
     from merganser.analysis import similarity as similarity
     from merganser.analysis import tangent as tangent

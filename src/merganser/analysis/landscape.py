@@ -24,6 +24,7 @@ from merganser.modules.functional import (
     run,
     weights_of,
 )
+from merganser.notebooks import Shown
 from merganser.plain import Result
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -39,7 +40,7 @@ class Score(Result):
 
 
 @dataclass(frozen=True)
-class Segment(Result):
+class Segment(Shown, Result):
     """Scores at (1 − λ)θ_A + λθ_B for λ in `positions`, from A to B.
 
     - `barrier`: max_λ L − ½(L_A + L_B), the thesis' definition. It assumes L_A ≈ L_B: otherwise it is at least ½|L_A −
@@ -55,7 +56,7 @@ class Segment(Result):
 
 
 @dataclass(frozen=True)
-class Plane(Result):
+class Plane(Shown, Result):
     """Scores over the plane through three models; `losses[i][j]` at (`xs[j]`, `ys[i]`), axes in weight distance.
 
     The first model is the origin, the second lies on the x axis, the third above it; `anchors` are their coordinates.

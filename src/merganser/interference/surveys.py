@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -50,6 +51,11 @@ class MatrixInterference:
     energy: tuple[float, ...]
     energy_curve: tuple[tuple[float, ...], ...]
     pairs: tuple[tuple[float, ...], ...]
+
+    @property
+    def pair_chance(self) -> float:
+        """The interference of two unrelated experts, k/√(d·m) at rank k, to compare `pairs` with."""
+        return self.rank / math.sqrt(self.shape[0] * self.shape[1])
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Start with `auto`, which chooses a method and its scale and may advise against merging; or with `adamerge`,
 `greedy_soup` and `choose_scale`. Each returns the merged weights and a record of the search. `diagonal_fisher` and
 `linear_grams` compute the statistics for `mg.merge(..., "fisher" | "regmean", statistics=…)`; `esm` uses Gram matrices
-too. `Continual` adds experts to a merge one by one.
+too. `pseudo_label` lets you choose without labelled data, and `Continual` adds experts to a merge one by one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __getattr__, __dir__, __all__ = exports(
         "fisher": ("diagonal_fisher",),
         "gram": ("linear_grams",),
         "merged_grams": ("regmean_pp",),
+        "pseudo_labels": ("pseudo_label",),
         "ranks": ("adarank",),
         "scales": ("choose_scale",),
         "soups": ("greedy_soup",),
@@ -36,6 +37,7 @@ __getattr__, __dir__, __all__ = exports(
         "gram",
         "merged_grams",
         "parts",
+        "pseudo_labels",
         "ranks",
         "scales",
         "soups",
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from merganser.tuning import gram as gram
     from merganser.tuning import merged_grams as merged_grams
     from merganser.tuning import parts as parts
+    from merganser.tuning import pseudo_labels as pseudo_labels
     from merganser.tuning import ranks as ranks
     from merganser.tuning import scales as scales
     from merganser.tuning import soups as soups
@@ -67,6 +70,7 @@ if TYPE_CHECKING:
     from merganser.tuning.fisher import diagonal_fisher as diagonal_fisher
     from merganser.tuning.gram import linear_grams as linear_grams
     from merganser.tuning.merged_grams import regmean_pp as regmean_pp
+    from merganser.tuning.pseudo_labels import pseudo_label as pseudo_label
     from merganser.tuning.ranks import adarank as adarank
     from merganser.tuning.scales import choose_scale as choose_scale
     from merganser.tuning.soups import greedy_soup as greedy_soup

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -122,8 +122,19 @@ class ScoreJournal(LineJournal):
     def accept(self, record: Mapping[str, Any]) -> None:
         self.scores[str(record["key"])] = float("nan") if record["score"] is None else float(record["score"])
 
-    def add(self, key: str, values: Mapping[str, Any], label: str, budget: int, score: float) -> None:
-        """Record a score."""
+    def add(
+        self,
+        key: str,
+        values: Mapping[str, Any],
+        label: str,
+        budget: int,
+        score: float,
+        answers: Sequence[Sequence[float]] | None = None,
+    ) -> None:
+        """Record a score, and if they are known, for each task the scores of its questions: reports show intervals."""
         self.scores[key] = score
         kept = None if score != score else score
-        self.append({"label": label, "values": dict(values), "budget": budget, "score": kept, "key": key})
+        record = {"label": label, "values": dict(values), "budget": budget, "score": kept, "key": key}
+        if answers is not None:
+            record["answers"] = [[round(value, 4) for value in each] for each in answers]
+        self.append(record)

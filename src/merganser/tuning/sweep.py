@@ -105,22 +105,32 @@ class TaskScore:
     tokenizer: str
 
     def __call__(self, variant: Variant, budget: int) -> float:
-        return self._mean(variant, lambda count: slice(min(budget, count - count // 5)))
+        return mean_score(self.answers(variant, budget))
+
+    def answers(self, variant: Variant, budget: int) -> list[list[float]]:
+        """Return for each task the score of every question, higher for better answers."""
+        return self._answers(variant, lambda count: slice(min(budget, count - count // 5)))
 
     def held_out(self, variant: Variant) -> float | None:
         """Return the score on the held-out questions; None if a task has too few."""
         if any(task.count(self.tokenizer) < 5 for task in self.tasks):
             return None
-        return self._mean(variant, lambda count: slice(count - count // 5, None))
+        return mean_score(self._answers(variant, lambda count: slice(count - count // 5, None)))
 
-    def _mean(self, variant: Variant, part: Callable[[int], slice]) -> float:
+    def _answers(self, variant: Variant, part: Callable[[int], slice]) -> list[list[float]]:
         model = variant.into(self.module).eval()
-        scores = [
-            (1 if task.higher_is_better else -1)
-            * task.score_items(model, self.tokenizer, part(task.count(self.tokenizer)))
+        return [
+            [
+                value if task.higher_is_better else -value
+                for value in task.answers(model, self.tokenizer, part(task.count(self.tokenizer)))
+            ]
             for task in self.tasks
         ]
-        return sum(scores) / len(scores)
+
+
+def mean_score(answers: Sequence[Sequence[float]]) -> float:
+    """Return the mean over tasks of the mean score of their questions."""
+    return sum(sum(values) / len(values) for values in answers) / len(answers)
 
 
 def parse_over(texts: Sequence[str]) -> dict[str, list[Any]]:
@@ -183,9 +193,10 @@ def sweep(
         variant = listed[label]
         key = f"{variant.fingerprint()} {budget}"
         if key not in known.scores:
-            value = float(score(variant, budget))
+            answers = score.answers(variant, budget) if isinstance(score, TaskScore) else None
+            value = float(score(variant, budget)) if answers is None else mean_score(answers)
             files.check()
-            known.add(key, variant.values, variant.label, budget, value)
+            known.add(key, variant.values, variant.label, budget, value, answers)
         on_score(variant, budget, known.scores[key])
         return known.scores[key]
 

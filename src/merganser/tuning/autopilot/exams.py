@@ -20,7 +20,7 @@ from merganser.evaluate.records import Records
 from merganser.evaluate.sampling import order_by_strata, sampled
 from merganser.evaluate.tasks import Task
 from merganser.evolve.arrays import Array
-from merganser.evolve.design import Objective
+from merganser.evolve.objectives import Objective
 from merganser.evolve.preparation import Calibration
 from merganser.evolve.subsets import kmeans
 from merganser.tuning.sweep import Variant
@@ -90,7 +90,12 @@ def exam_of_tasks(
     directory = base.directory
     kind = language.kind_of_model(directory)
     if directory is None or kind is None:
-        raise InputError(f"{base.label}: tasks need models that transformers can load; give data or a score instead")
+        raise InputError(
+            f"{base.label}: tasks need models that transformers can load; for others, give mg.tuning.auto data or a "
+            "score from Python"
+        )
+    for task in tasks:
+        task.check_model(base.label, kind)
     if twice := [task.name for task in tasks if sum(task.name == other.name for other in tasks) > 1]:
         raise InputError(f"two tasks are called {twice[0]!r}; give them different names")
     examiners: dict[str, Any] = {task.name: task.examiner(str(directory)) for task in tasks}

@@ -16,7 +16,8 @@ from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.references import exists, parts
-from merganser.evolve.fitness import BASE, endpoint_document
+from merganser.evolve.design import BASE
+from merganser.evolve.fitness import endpoint_document
 from merganser.library.unfolding import is_matrix
 from merganser.methods.registry import lookup, parameters
 from merganser.recipes.running import open_labelled

@@ -14,8 +14,8 @@ from itertools import pairwise
 from merganser.errors import InputError
 from merganser.evaluate.search import rung_sizes
 from merganser.evolve.arrays import Array
-from merganser.evolve.design import Objective
 from merganser.evolve.intervals import paired_interval
+from merganser.evolve.objectives import Objective
 from merganser.evolve.racing import rungs
 
 #: Confidence needed to reject a contender of the better half.
