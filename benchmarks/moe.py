@@ -1,15 +1,17 @@
 """Dense experts as one mixture: perplexity by gate, beside dense merges and the experts themselves.
 
-    python -m benchmarks.moe --base DIR --data DIR [--cache DIR] [--steps 40] [--json FILE]
+    python -m benchmarks.moe --base DIR --data DIR [--cache DIR] [--steps 40] [--gate NAME …] [--json FILE]
 
 Fine-tunes a small Llama model (`--base`, e.g. stories15M) on three kinds of text: word problems, film reviews and
 requests to an assistant; two minutes with one thread. Gates that need prompts get eight training texts of each
 kind; `singular` gets none. Perplexity is on test texts, the tokens of each kind by themselves; the mean is geometric.
+`--gate` measures some gates again, and keeps the other rows of the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import tempfile
 from itertools import islice
@@ -75,10 +77,13 @@ def main() -> None:
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--count", type=int, default=30, help="test texts of each kind")
+    parser.add_argument("--gate", nargs="+", choices=GATES)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     test = {kind: texts(given.data, kind, "test", given.count) for kind in KINDS}
+    again = given.gate is not None and given.json is not None and given.json.exists()
+    kept = json.loads(given.json.read_text())["results"]["rows"] if again else []
     rows: list[dict[str, Any]] = []
 
     def show(name: str, per_token: int | None, path: Path) -> None:
@@ -91,14 +96,15 @@ def main() -> None:
             kind: finetune(given.base, kind, given.data, given.steps, cache / f"moe-{kind}-{given.steps}")
             for kind in KINDS
         }
-        show("base", None, given.base)
-        for kind, path in experts.items():
-            show(f"expert of {kind}", None, path)
-        for method, settings in MERGES.items():
+        if not given.gate:
+            show("base", None, given.base)
+            for kind, path in experts.items():
+                show(f"expert of {kind}", None, path)
+        for method, settings in MERGES.items() if not given.gate else ():
             document = {"method": method, "models": [*map(str, experts.values())], "base": str(given.base)}
             out = mg.run({**document, "parameters": settings}, place / method)
             show(f"merged, {method}", None, out)
-        for gate in GATES:
+        for gate in given.gate or GATES:
             for per_token in (1, 2):
                 entries = [
                     {"source_model": str(path), "positive_prompts": texts(given.data, kind, "train", 8)}
@@ -108,7 +114,9 @@ def main() -> None:
                 made = mg.surgery.moe({**document, "experts_per_token": per_token})
                 out = mg.save(made, place / f"{gate}{per_token}")
                 show(f"mixture, {gate}, top {per_token}", per_token, out)
-    record(given.json, {"base": given.base.name, "rows": rows}, [0])
+    fresh = {row["model"]: row for row in rows}
+    rows = [fresh.pop(row["model"], row) for row in kept] + list(fresh.values())
+    record(given.json, {"base": given.base.name, "rows": rows}, [0], added=again)
 
 
 if __name__ == "__main__":

@@ -106,19 +106,45 @@ def test_singular_gates_choose_the_expert_whose_subspace_holds_the_state(checkpo
     rows[halves, 8:] *= 0.1
     rows[~halves, :8] *= 0.1
     name = "model.layers.0.mlp.{}_proj.weight".format
-    tensors = {"model.embed_tokens.weight": rows, "model.layers.0.post_attention_layernorm.weight": torch.ones(hidden)}
-    tensors |= {name(part): torch.randn(24, hidden, generator=generator) for part in ("gate", "up")}
+    tensors = {name(part): torch.randn(24, hidden, generator=generator) for part in ("gate", "up")}
     experts = []
     for chosen in (slice(0, 8), slice(8, 16)):
         change = torch.zeros(24, hidden)
         change[:, chosen] = torch.randn(24, 8, generator=generator)
         experts.append(mg.open(tensors | {name(p): tensors[name(p)] + change for p in ("gate", "up")}))
-    gates = singular_gates(mg.open(tensors), experts, 1)[0]
     normed = rows / rows.pow(2).mean(1, keepdim=True).sqrt()
+    gates = singular_gates(mg.open(tensors), experts, [normed])[0]
     right = (normed @ gates.T).argmax(1) == (~halves).long()
     assert right.float().mean() > 0.99
     scores = (normed @ gates.T).numpy()
     assert 0.5 < np.std(scores - scores.mean(1, keepdims=True)) < 1.5
+
+
+def test_singular_gates_are_fitted_on_what_enters_the_mlps(dense, monkeypatch):
+    """Text that the base writes, the same for a seed; the states are those behind the norm of each layer."""
+    transformers = pytest.importorskip("transformers")
+    base, *experts = dense
+    seen = []
+
+    def record(base, experts, states):
+        seen.append(states)
+        return singular_gates(base, experts, states)
+
+    monkeypatch.setattr("merganser.surgery.gates.singular_gates", record)
+    before = torch.random.get_rng_state()
+    gates = [mg.surgery.moe(recipe(base, experts, gate_mode="singular", seed=s)) for s in (0, 0, 1)]
+    assert torch.equal(torch.random.get_rng_state(), before)
+    name = "model.layers.1.block_sparse_moe.gate.weight"
+    assert torch.equal(gates[0][name], gates[1][name])
+    assert not torch.equal(gates[0][name], gates[2][name])
+    network = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    entered = []
+    norm = network.model.layers[1].post_attention_layernorm
+    norm.register_forward_hook(lambda _module, _inputs, output: entered.append(output[0, 0]))
+    with torch.no_grad():
+        network(torch.tensor([[network.config.bos_token_id]]))
+    assert len(seen[0]) == 2
+    torch.testing.assert_close(seen[0][1][0], entered[0])
 
 
 def test_qwen_and_deepseek_layouts(llama, tmp_path):

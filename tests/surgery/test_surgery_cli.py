@@ -44,3 +44,20 @@ def test_moe(llama, tmp_path):
     assert json.loads((out / "config.json").read_text())["num_local_experts"] == 2
     with pytest.raises(InputError, match="no such recipe file"):
         run("moe", tmp_path / "nowhere.yml", tmp_path / "no")
+
+
+def test_an_output_that_exists_is_refused_before_any_work(llama, tmp_path, monkeypatch):
+    def work(*_arguments, **_options):
+        raise AssertionError("this is work")
+
+    model, donor, out = llama("model"), llama("donor", seed=1), tmp_path / "out"
+    (out / "mine").mkdir(parents=True)
+    for module, name in (("mixtures", "moe"), ("transplants", "transplant"), ("expert_matching", "match_experts")):
+        monkeypatch.setattr(f"merganser.surgery.{module}.{name}", work)
+    for words in (
+        ["moe", tmp_path / "moe.yml"],
+        ["transplant-tokenizer", model, "--from", donor],
+        ["match-experts", model, "--to", donor],
+    ):
+        with pytest.raises(InputError, match="overwrite"):
+            run(*words, out)

@@ -14,8 +14,8 @@ from merganser.errors import InputError, require
 from merganser.surgery.moe_recipes import ExpertEntry, MoERecipe
 
 _EMBEDDING = "model.embed_tokens.weight"
-#: Maximum number of embedding rows used as hidden states, and the ridge of the regression on them.
-_SAMPLES, _RIDGE = 8192, 1e-2
+#: Texts that the base writes to calibrate gates on, their length in tokens, and the ridge of the regression on them.
+_TEXTS, _LENGTH, _RIDGE = 16, 128, 1e-2
 
 
 def build_gates(
@@ -29,7 +29,7 @@ def build_gates(
     | `hidden_avg` | the same, averaged over the tokens |
     | `cheap_embed` | unit vector of the sum of the prompts' token embeddings, the same for every layer |
     | `random`, `uniform_random` | drawn from N(0, 1), or as `nn.Linear` is initialised |
-    | `singular` | from the weights alone: see `singular_gates` |
+    | `singular` | from the weights of the experts: see `singular_gates` |
 
     Negative prompts are subtracted before the vector is made a unit vector.
 
@@ -48,7 +48,7 @@ def build_gates(
         drawn = torch.rand((layers, len(entries), hidden), generator=generator)
         return (2 * drawn - 1).div(hidden**0.5)
     if recipe.gate_mode == "singular":
-        return singular_gates(base, experts, layers)
+        return singular_gates(base, experts, _mlp_inputs(recipe, base, layers))
     embed = _embedder(recipe, base, layers)
     return torch.stack([_unit(_contrast(entry, embed)) for entry in entries], dim=1)
 
@@ -64,9 +64,7 @@ def _unit(vectors: Tensor) -> Tensor:
 def _embedder(recipe: MoERecipe, base: Checkpoint, layers: int) -> Callable[[Sequence[str]], Tensor]:
     """Return a function from prompts to a vector per layer, (layers, hidden)."""
     transformers = require("transformers", "hf")
-    if base.directory is None or not (base.directory / "config.json").is_file():
-        raise InputError(f"gate_mode: {recipe.gate_mode} runs prompts through {base.label}, which has no config.json")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(base.directory)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(_runnable(recipe, base).directory)
 
     def ids(prompt: str) -> list[int]:
         found: list[int] = tokenizer((tokenizer.bos_token or "") + prompt, add_special_tokens=False)["input_ids"]
@@ -95,47 +93,68 @@ def _embedder(recipe: MoERecipe, base: Checkpoint, layers: int) -> Callable[[Seq
     return states
 
 
+def _runnable(recipe: MoERecipe, base: Checkpoint) -> Checkpoint:
+    """Return the base, which must have a config to be run."""
+    if base.directory is None or not (base.directory / "config.json").is_file():
+        raise InputError(f"gate_mode: {recipe.gate_mode} runs {base.label}, which has no config.json")
+    return base
+
+
 def _load_base(transformers: Any, base: Checkpoint) -> Any:
     """Return the base in float32 with the weights of the checkpoint, including an adapter."""
     config = transformers.AutoConfig.from_pretrained(base.directory)
-    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.random.fork_rng(devices=[]):  # weights are drawn first
+        model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     model.load_state_dict({name: base.read(name).float() for name in base.names()}, strict=False)
     model.tie_weights()
     return model
 
 
-def singular_gates(base: Checkpoint, experts: Sequence[Checkpoint], layers: int) -> Tensor:
-    """Return data-free gates: an expert is chosen for hidden states with energy in its task singular vectors.
+def _mlp_inputs(recipe: MoERecipe, base: Checkpoint, layers: int) -> list[Tensor]:
+    """Return what enters the MLP of every layer, (tokens, hidden), while the base writes a few texts."""
+    model = _load_base(require("transformers", "hf"), _runnable(recipe, base))
+    kept: list[list[Tensor]] = [[] for _ in range(layers)]
+    for own, layer in zip(kept, model.model.layers, strict=True):
+        layer.post_attention_layernorm.register_forward_hook(lambda _m, _i, output, own=own: own.append(output[:, -1]))
+    begin = model.config.bos_token_id
+    tokens, past = torch.full((_TEXTS, 1), 0 if begin is None else begin), None
+    generator = torch.Generator().manual_seed(recipe.seed)
+    with torch.inference_mode():
+        for _ in range(_LENGTH):
+            output = model(input_ids=tokens, past_key_values=past, use_cache=True)
+            past = output.past_key_values
+            tokens = torch.multinomial(output.logits[:, -1].softmax(-1), 1, generator=generator)
+    return [torch.cat(own) for own in kept]
+
+
+def singular_gates(base: Checkpoint, experts: Sequence[Checkpoint], states: Sequence[Tensor]) -> Tensor:
+    """Return gates without prompts: an expert is chosen for hidden states with energy in its task singular vectors.
 
     An expert's change of the gate and up projections, Δ_e = [ΔW_gate; ΔW_up] = U Σ Vᵀ, says which inputs it was tuned
     for. The energy of a normed hidden state h in its leading right singular vectors (a 1/experts share of them, as in
     TSV-Merge), E_e(h) = ‖Σ_k V_kᵀ h‖² / ‖Σ_k‖², is quadratic and a gate is linear, so the gate is the ridge regression
-    of log E_e(h), standardised over experts and inputs, on h. Embedding rows, normed as the layer norms its input,
-    stand for hidden states.
+    of log E_e(h), standardised over experts and inputs, on h. Its slope is that of the energy at the mean state, so it
+    must be fitted on states like those the gate will see.
 
     Args:
         base: What the experts were fine-tuned from.
         experts: The fine-tuned models.
-        layers: The number of layers.
+        states: For every layer the normed states that enter its MLP, (samples, hidden).
 
     Returns:
         The gates, (layers, experts, hidden).
     """
-    height = base.spec(_EMBEDDING).shape[0]
-    step = max(1, height // _SAMPLES)
-    inputs = gather(base, _EMBEDDING, torch.arange(0, height, step).numpy()).double()
-    inputs = inputs / inputs.pow(2).mean(1, keepdim=True).sqrt().clamp(min=1e-12)
     gates = []
-    for layer in range(layers):
+    for layer, own in enumerate(states):
+        inputs = own.double()
         prefix = f"model.layers.{layer}."
-        states = inputs * base.read(f"{prefix}post_attention_layernorm.weight").double()
-        energies = torch.stack([_energy(base, expert, prefix, states, len(experts)) for expert in experts], dim=1)
+        energies = torch.stack([_energy(base, expert, prefix, inputs, len(experts)) for expert in experts], dim=1)
         scores = energies.clamp(min=1e-12).log()
         scores = scores - scores.mean(1, keepdim=True)
         scores = (scores - scores.mean(0)) / scores.std().clamp(min=1e-12)
-        gram = states.T @ states
+        gram = inputs.T @ inputs
         ridge = _RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
-        gates.append(torch.linalg.solve(gram + ridge, states.T @ scores).T.float())
+        gates.append(torch.linalg.solve(gram + ridge, inputs.T @ scores).T.float())
     return torch.stack(gates)
 
 
