@@ -6,7 +6,8 @@ Half an hour of one core for eight tasks (`--quick`: two methods, few sentences)
 or for tasks of images those of `benchmarks.zoo.image_experts`, are merged by every method that `mg.tuning.auto` tries,
 at every scale of a grid, and asked all validation questions, each through its task's head. The autopilot gets the same
 experts and questions, and a tenth of the grid's as its budget. Its winner and the grid's are compared on test questions
-that neither has seen. Then experts are spoilt in three ways.
+that neither has seen. Then experts are spoilt in three ways. What FILE holds of the same experts stays and is not
+measured again.
 
 Stored in `results`:
 
@@ -22,6 +23,7 @@ Stored in `results`:
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,9 +40,9 @@ from benchmarks.zoo.cards import add_locations
 from benchmarks.zoo.image_tasks import IMAGE_TASKS
 from benchmarks.zoo.text_tasks import TASKS
 from merganser.evaluate.search import ALPHAS
-from merganser.evolve.design import Objective
 from merganser.evolve.intervals import objective_error
-from merganser.methods.registry import parameters, registry
+from merganser.evolve.objectives import Objective
+from merganser.methods.registry import registry
 from merganser.tuning.autopilot.contenders import METHODS
 
 AnyExperts = Experts[Any]
@@ -61,18 +63,12 @@ def mean(answers: Mapping[str, np.ndarray]) -> float:
     return float(np.mean([own.mean() for own in answers.values()]))
 
 
-def shapes(experts: AnyExperts, method: str) -> dict[str, bool]:
-    """Return the parameter by which a method for matrices decomposes kernels, if there are any."""
-    kernels = any(tensor.dim() == 4 for tensor in experts.trained.values())
-    return {"convolutions": True} if kernels and "convolutions" in parameters(registry()[method]) else {}
-
-
 def measure_grid(experts: AnyExperts, methods: Sequence[str], scales: Sequence[float]) -> list[dict[str, Any]]:
     """Return the validation accuracy of every method at every scale."""
     everything = {name: range(len(task.validation)) for name, task in experts.tasks.items()}
     rows = []
     for method in methods:
-        vector = experts.task_vector(method, list(experts.experts), **shapes(experts, method))
+        vector = experts.task_vector(method, list(experts.experts))
         for scale in scales:
             accuracy = mean(right(experts, experts.weights(vector, scale), everything, "validation"))
             rows.append({"method": method, "scale": scale, "accuracy": accuracy})
@@ -95,6 +91,22 @@ def test_answers(experts: AnyExperts, recipe: Mapping[str, Any]) -> dict[str, np
     scale = settings.pop("scale")
     vector = experts.task_vector(recipe["method"], [model["path"] for model in recipe["models"]], **settings)
     return right(experts, experts.weights(vector, scale), everything, "test")
+
+
+def best_answers(experts: AnyExperts, grid: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Return the answers of the best of the grid to all test questions."""
+    first = max(grid, key=lambda row: row["accuracy"])
+    models = [{"path": name} for name in experts.experts]
+    return test_answers(experts, {"method": first["method"], "models": models, "parameters": {"scale": first["scale"]}})
+
+
+def known(path: Path | None, about: Mapping[str, Any], experts: AnyExperts) -> dict[str, Any]:
+    """Return the results of a file of the same tasks, if the best of its grid answers as it did then."""
+    if path is None or not path.exists():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text())["results"]
+    same = all(found.get(key, value) == value for key, value in about.items())
+    return found if same and mean(best_answers(experts, found["grid"])) == found["best"]["test"] else {}
 
 
 def compare(experts: AnyExperts, decision: Any, best: Mapping[str, np.ndarray], full: int, seed: int) -> dict[str, Any]:
@@ -169,30 +181,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     scales = (0.5, 1.0) if options.quick else SCALES
     load = load_image_experts if set(names) <= set(IMAGE_TASKS) else load_experts
     experts: AnyExperts = load(options.cache, options.data, names, test=test, validation=validation)
-    grid = measure_grid(experts, methods, scales)
-    full = len(grid) * sum(len(task.validation) for task in experts.tasks.values())
-    first = max(grid, key=lambda row: row["accuracy"])
-    models = [{"path": name} for name in experts.experts]
-    chosen = {"scale": first["scale"], **shapes(experts, first["method"])}
-    best = test_answers(experts, {"method": first["method"], "models": models, "parameters": chosen})
-    objective = Objective("mean", {task: 1 / len(best) for task in best})
-    results: dict[str, Any] = {
-        "questions": "images" if load is load_image_experts else "sentences",
+    questions = "images" if load is load_image_experts else "sentences"
+    about: dict[str, Any] = {
+        "questions": questions,
         "tasks": list(names),
         "validation": {name: len(task.validation) for name, task in experts.tasks.items()},
         "test": {name: len(task.test) for name, task in experts.tasks.items()},
-        "grid": grid,
-        "full": full,
-        "best": {
-            "label": f"{first['method']} scale={first['scale']:g}",
-            "validation": first["accuracy"],
-            "test": mean(best),
-            "error": objective_error(objective, best),
-        },
+    }
+    results = known(options.json, about, experts) or {
+        **about,
+        "grid": measure_grid(experts, methods, scales),
         "runs": [],
         "spoilt": [],
     }
+    grid = results["grid"]
+    results["full"] = full = len(grid) * sum(results["validation"].values())
+    best = best_answers(experts, grid)
+    first = max(grid, key=lambda row: row["accuracy"])
+    results["best"] = {
+        "label": f"{first['method']} scale={first['scale']:g}",
+        "validation": first["accuracy"],
+        "test": mean(best),
+        "error": objective_error(Objective("mean", {task: 1 / len(best) for task in best}), best),
+    }
+    done = {run["seed"] for run in results["runs"]}
     for seed in options.seeds[:1] if options.quick else options.seeds:
+        if seed in done:
+            continue
         decision = pilot(
             experts, experts.experts, methods=methods, budget=None if options.quick else full // 10, seed=seed
         )
@@ -201,11 +216,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "seed {seed}: {best}, {share:.1%} of the grid, {behind:+.4f} behind".format(**results["runs"][-1]),
             flush=True,
         )
-        record(options.json, results, options.seeds)
+        record(options.json, results, seeds_of(results), added=True)
     for what in SPOILT:
-        results["spoilt"].append(spoil(experts, what))
-        print("{set}: {verdict}; {text}".format(**results["spoilt"][-1]), flush=True)
-    record(options.json, results, options.seeds)
+        if all(row["set"] != what for row in results["spoilt"]):
+            results["spoilt"].append(spoil(experts, what))
+            print("{set}: {verdict}; {text}".format(**results["spoilt"][-1]), flush=True)
+            record(options.json, results, seeds_of(results), added=True)
+
+
+def seeds_of(results: Mapping[str, Any]) -> list[int]:
+    return [run["seed"] for run in results["runs"]]
 
 
 if __name__ == "__main__":

@@ -13,11 +13,13 @@ from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import merganser as mg
 from merganser.evaluate.accuracy import normalized_accuracy
 from merganser.evaluate.search import scaled
+from merganser.methods.registry import parameters as parameters_of
+from merganser.methods.registry import registry
 
 State = dict[str, Tensor]
 Part = Literal["test", "validation"]
@@ -34,12 +36,29 @@ class Experts(ABC, Generic[Task]):
     tasks: Mapping[str, Task]
 
     @abstractmethod
-    def answers(self, weights: Mapping[str, Tensor], names: Sequence[str], part: Part = "test") -> dict[str, Tensor]:
-        """Whether one backbone with each task's head answers the task's inputs right."""
+    def backbone(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        """These weights in one shared module: copy it if two are needed at once."""
 
     @abstractmethod
+    def logits(self, backbone: nn.Module, name: str, items: Sequence[int], part: Part) -> Tensor:
+        """The logits of some inputs of a task through the task's head, in their order."""
+
+    @torch.no_grad()
     def ask(self, weights: Mapping[str, Tensor], items: Mapping[str, Sequence[int]], part: Part) -> dict[str, Tensor]:
         """Whether one backbone answers these inputs of every task right, in their order."""
+        backbone = self.backbone(weights)
+        return {
+            name: self.logits(backbone, name, chosen, part).argmax(1) == self.labels(name, part)[list(chosen)]
+            for name, chosen in items.items()
+        }
+
+    def answers(self, weights: Mapping[str, Tensor], names: Sequence[str], part: Part = "test") -> dict[str, Tensor]:
+        """Whether one backbone with each task's head answers the task's inputs right."""
+        return self.ask(weights, {name: range(len(self.labels(name, part))) for name in names}, part)
+
+    def labels(self, name: str, part: Part) -> Tensor:
+        found: Tensor = getattr(self.tasks[name], part).labels
+        return found
 
     @property
     def trained(self) -> State:
@@ -52,9 +71,14 @@ class Experts(ABC, Generic[Task]):
         return sum(tensor.nbytes for tensor in self.trained.values())
 
     def task_vector(self, method: str, names: Sequence[str], **parameters: Any) -> State:
-        """merged − base of `mg.merge` with these experts, at scale 1 unless told otherwise."""
+        """merged − base of `mg.merge` with these experts, at scale 1 unless told otherwise.
+
+        Methods for matrices decompose convolution kernels too.
+        """
         trained = self.trained
-        merged = mg.merge({name: self.experts[name] for name in names}, method, trained, **parameters)
+        kernels = any(tensor.dim() > 2 for tensor in trained.values())
+        shapes = {"convolutions": True} if kernels and "convolutions" in parameters_of(registry()[method]) else {}
+        merged = mg.merge({name: self.experts[name] for name in names}, method, trained, **shapes | parameters)
         return differences(merged, trained)
 
     def weights(self, vector: Mapping[str, Tensor], alpha: float = 1.0) -> State:

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.experts import Experts, Part, changed, floats
 from benchmarks.zoo.efficientnet import EfficientNetLite0
@@ -27,24 +27,17 @@ class ImageExperts(Experts[ImageTask]):
     """Backbones with a head for every task."""
 
     @cached_property
-    def _backbone(self) -> EfficientNetLite0:
+    def _shell(self) -> EfficientNetLite0:
         return EfficientNetLite0().eval().to(memory_format=torch.channels_last)
 
-    def answers(self, weights: Mapping[str, Tensor], names: Sequence[str], part: Part = "test") -> dict[str, Tensor]:
-        return self.ask(weights, {name: range(len(getattr(self.tasks[name], part))) for name in names}, part)
+    def backbone(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        self._shell.load_state_dict(weights, strict=False)  # counters of batches are no weights
+        return self._shell
 
-    @torch.no_grad()
-    def ask(self, weights: Mapping[str, Tensor], items: Mapping[str, Sequence[int]], part: Part) -> dict[str, Tensor]:
-        self._backbone.load_state_dict(weights, strict=False)  # counters of batches are no weights
-        found = {}
-        for name, chosen in items.items():
-            images, head = getattr(self.tasks[name], part), self.heads[name]
-            right = []
-            for own in torch.tensor(list(chosen)).split(BATCH):
-                inputs, labels = images.batch(own)
-                right.append((self._backbone(inputs) @ head["weight"].T + head["bias"]).argmax(1) == labels)
-            found[name] = torch.cat(right)
-        return found
+    def logits(self, backbone: nn.Module, name: str, items: Sequence[int], part: Part) -> Tensor:
+        images, head = getattr(self.tasks[name], part), self.heads[name]
+        found = [backbone(images.batch(own)[0]) for own in torch.tensor(list(items)).split(BATCH)]
+        return torch.cat(found) @ head["weight"].T + head["bias"]
 
 
 def load_image_experts(

@@ -1,92 +1,116 @@
-"""Does the label-free mergeability score rank pairs of text experts by what merging them really costs?
+"""What tells beforehand how much a pair of experts loses by merging: weights, or a few unlabelled inputs?
 
-    python -m benchmarks.mergeability [--cache ZOO] [--test N] [--quick] [--json FILE]
+    python -m benchmarks.mergeability [--cache ZOO] [--methods NAME …] [--test N] [--inputs N] [--quick] [--json FILE]
+    python -m benchmarks.mergeability --images NAME … [--json FILE]
 
-Three minutes of one core (`--quick`: the six pairs of four experts, few sentences). Every two of the eight experts
-are averaged (task arithmetic with α = ½) and scored on test sentences of their two tasks, each through its own head.
-The loss of a pair is 1 − normalised accuracy. The score looks at weights only (`merganser.analysis.mergeability`).
+Ten minutes of one core (`--quick`: the six pairs of four text experts, few sentences, one method). Every two of the
+eight text experts, or of the image experts that are named, are merged in several ways and scored on test inputs of
+their two tasks, each through its own head. The loss of a pair is 1 − normalised accuracy. Signals of the pair come from
+the weights (`merganser.analysis.mergeability`) or from validation inputs without their labels (`benchmarks.probes`).
+What FILE holds of the same experts stays and is not measured again.
 
 Stored in `results`:
 
-- `sentences`: test sentences of each task, `experts`: accuracy of each expert on its own task;
-- `pairs`: `a`, `b`, the `difficulty` guessed, its signals, the `loss` measured and the accuracies `accuracy_a`,
-  `accuracy_b` of the merge;
-- `correlations`: for the difficulty and for every signal alone, Spearman's `rho` with the loss over all pairs, its
-  two-sided `p` value under exchangeability (pairs share experts, so it is optimistic), and how many `pairs` there were.
+- `zoos`: of `text` and `images` the number of `test` inputs of each task and of unlabelled `inputs`, and the accuracy
+  of each of the `experts` on its own task;
+- `pairs`: the `zoo`, two `experts`, their `signals`, and by method in `methods` the `loss`, the `accuracies` on both
+  tasks, and `disagreement`: the share of the unlabelled inputs that this merge itself answers otherwise than the
+  experts.
+
+The report computes rank correlations from the pairs, on tasks, methods and a network that a model was not fitted to.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import spearmanr
-
-from benchmarks.experts import summary
+from benchmarks.experts import Experts, summary
+from benchmarks.image_experts import load_image_experts
+from benchmarks.probes import Probes
 from benchmarks.records import record
-from benchmarks.text_experts import TextExperts, load_experts
+from benchmarks.text_experts import load_experts
 from benchmarks.zoo.cards import add_locations
+from benchmarks.zoo.image_tasks import IMAGE_TASKS
 from benchmarks.zoo.text_tasks import TASKS
-from merganser.analysis.mergeability import Pair, mergeability, rank_correlation
+from merganser.analysis.mergeability import Pair, mergeability
 
-SIGNALS = ("difficulty", "conflict", "overlap", "cosine", "sign_agreement", "distance", "imbalance", "bend")
+AnyExperts = Experts[Any]
 
-
-def pair_row(pair: Pair, scores: Mapping[str, float], reference: Mapping[str, float]) -> dict[str, Any]:
-    """What was guessed of a pair, and what merging cost."""
-    a, b = pair.experts
-    loss = 1 - summary({a: scores[a], b: scores[b]}, reference)["normalised"]
-    signals = {name: getattr(pair, name) for name in SIGNALS}
-    return {"a": a, "b": b, **signals, "loss": loss, "accuracy_a": scores[a], "accuracy_b": scores[b]}
-
-
-def correlations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Spearman's ρ of the difficulty and each of its signals with the loss."""
-    losses = [row["loss"] for row in rows]
-    found = []
-    for signal in SIGNALS:
-        values = [row[signal] for row in rows]
-        if any(value is None for value in values) or len(set(values)) < 2:
-            continue
-        p = float(spearmanr(values, losses).pvalue)
-        found.append({"signal": signal, "rho": rank_correlation(values, losses), "p": p, "pairs": len(rows)})
-    return found
+#: Of the weights alone.
+WEIGHT_SIGNALS = ("difficulty", "conflict", "overlap", "cosine", "sign_agreement", "distance", "imbalance", "bend")
+#: The ways to merge a pair: a method, its parameters and its scale. The first one is the mean.
+METHODS: Mapping[str, tuple[str, Mapping[str, Any], float]] = {
+    "mean": ("task_arithmetic", {}, 0.5),
+    "TIES": ("ties", {"density": 0.2}, 1.0),
+    "TSV-M": ("tsv", {}, 1.0),
+    "Iso-C": ("iso_c", {}, 1.0),
+}
 
 
-def measure(experts: TextExperts, early: TextExperts, reference: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Every pair, guessed and merged."""
+def weight_signals(pair: Pair) -> dict[str, float]:
+    """The signals that need no data; `bend` only if the runs are known."""
+    found = {name: getattr(pair, name) for name in WEIGHT_SIGNALS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def unmerged(experts: AnyExperts, probes: Probes, early: AnyExperts | None = None) -> list[dict[str, Any]]:
+    """Every pair of experts and its signals; `early`, the experts after one epoch, give their bend."""
     trained = experts.trained
-    runs = {name: [trained, early.experts[name], expert] for name, expert in experts.experts.items()}
-    guessed = mergeability(trained, dict(experts.experts), runs=runs)
-    rows = []
-    for pair in guessed.pairs:
-        vector = experts.task_vector("task_arithmetic", pair.experts)
-        rows.append(pair_row(pair, experts.scores(experts.weights(vector, 0.5), pair.experts), reference))
-        print("{a:>9} + {b:<9} difficulty {difficulty:.3f}, loss {loss:+.4f}".format(**rows[-1]), flush=True)
-    return rows
+    runs = {name: [trained, early.experts[name], own] for name, own in experts.experts.items()} if early else None
+    pairs = mergeability(trained, dict(experts.experts), runs=runs).pairs
+    return [
+        {"experts": list(pair.experts), "signals": weight_signals(pair) | probes.signals(pair.experts), "methods": {}}
+        for pair in pairs
+    ]
+
+
+def measure(experts: AnyExperts, probes: Probes, method: str, pair: Sequence[str]) -> dict[str, Any]:
+    """What merging a pair costs."""
+    name, parameters, scale = METHODS[method]
+    weights = experts.weights(experts.task_vector(name, pair, **parameters), scale)
+    scores = experts.scores(weights, pair)
+    loss = 1 - summary(scores, {expert: probes.accuracy[expert] for expert in pair})["normalised"]
+    disagreement = probes.disagreement(weights, pair)
+    print(f"{method}: {' + '.join(pair)} loses {loss:+.3f}, answers {disagreement:.3f} otherwise", flush=True)
+    return {"loss": loss, "accuracies": list(scores.values()), "disagreement": disagreement}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--test", type=int, default=300, help="test sentences of each task")
+    parser.add_argument("--images", nargs="+", choices=IMAGE_TASKS, metavar="NAME", help="measure these, not the texts")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME")
+    parser.add_argument("--test", type=int, default=200, help="test inputs of each task")
+    parser.add_argument("--inputs", type=int, default=64, help="unlabelled inputs of each task")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     add_locations(parser)
     options = parser.parse_args(arguments)
-    names, test = (TASKS[:4], 50) if options.quick else (TASKS, options.test)
-    experts, early = (
-        load_experts(options.cache, options.data, names, test=test, validation=0, early=early)
-        for early in (False, True)
-    )
-    reference = experts.own_scores(experts.experts)
-    rows = measure(experts, early, reference)
-    found = correlations(rows)
-    for each in found:
-        print(f"ρ({each['signal']}, loss) = {each['rho']:+.3f}, p {each['p']:.3g}", flush=True)
-    sentences = {name: min(test, len(task.test)) for name, task in experts.tasks.items()}
-    record(options.json, {"sentences": sentences, "experts": reference, "pairs": rows, "correlations": found}, [0])
+    names, methods = options.images or TASKS, options.methods
+    sizes = {"test": options.test, "validation": options.inputs}
+    if options.quick:
+        names, methods, sizes = TASKS[:4], methods[:1], {"test": 50, "validation": 16}
+    zoo, places = "images" if options.images else "text", (options.cache, options.data, names)
+    experts: AnyExperts = (load_image_experts if options.images else load_experts)(*places, **sizes)
+    early = None if options.images else load_experts(*places, test=0, validation=0, early=True)
+    probes = Probes.of(experts, sizes["validation"])
+    stored = json.loads(options.json.read_text())["results"] if options.json and options.json.exists() else {}
+    results: dict[str, Any] = {"zoos": {}, "pairs": [], **stored}
+    about = {"test": {name: len(task.test) for name, task in experts.tasks.items()}, "inputs": probes.inputs}
+    about["experts"] = probes.accuracy
+    if results["zoos"].get(zoo) != about:
+        results["zoos"][zoo] = about
+        rows = [{"zoo": zoo, **row} for row in unmerged(experts, probes, early)]
+        results["pairs"] = [row for row in results["pairs"] if row["zoo"] != zoo] + rows
+        record(options.json, results, [0], added=True)
+    for method in methods:
+        for row in results["pairs"]:
+            if row["zoo"] == zoo and method not in row["methods"]:
+                row["methods"][method] = measure(experts, probes, method, row["experts"])
+        record(options.json, results, [0], added=True)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,6 @@ from benchmarks.text_statistics import grams, merged_grams
 from benchmarks.zoo.cards import add_locations
 from benchmarks.zoo.image_tasks import IMAGE_TASKS
 from benchmarks.zoo.text_tasks import TASK_SETS, TEST
-from merganser.methods.registry import parameters, registry
 
 #: For sums of task vectors, and for means and spectral merges, whose natural coefficient is about 1.
 SUMS = (0.1, 0.2, 0.3, 0.45)
@@ -136,19 +135,13 @@ class Bench:
             if str(seed) in row["answers"]:
                 continue
             known = {"statistics": method.statistics(experts, self.names)} if method.statistics else {}
-            given = self.kernels(method) | known | dict(method.parameters)
-            vector = experts.task_vector(method.method, self.names, seed=seed, **given)
+            vector = experts.task_vector(method.method, self.names, seed=seed, **known | dict(method.parameters))
             if row["alpha"] is None:
                 sweep = self.sweep(vector, method.alphas) if len(method.alphas) > 1 else {}
                 row["sweep"] = {str(alpha): sweep[alpha] for alpha in sorted(sweep)}
                 row["alpha"] = best(sweep) if sweep else method.alphas[0]
             row["answers"][str(seed)] = self.packed(experts, experts.weights(vector, row["alpha"]))
         return row
-
-    def kernels(self, method: Method) -> dict[str, Any]:
-        """Rules for matrices take convolution kernels for some, which the text experts have none of."""
-        images = any(tensor.dim() > 2 for tensor in next(iter(self.seeds.values())).trained.values())
-        return {"convolutions": True} if images and "convolutions" in parameters(registry()[method.method]) else {}
 
     def packed(self, experts: Experts[Any], weights: State) -> dict[str, str]:
         return {name: answers.pack(bits.numpy()) for name, bits in experts.answers(weights, self.names).items()}

@@ -41,8 +41,8 @@ from merganser import recipes
 from merganser.checkpoints.opening import open_headers
 before = time.process_time()
 merge = recipes.prepare(recipes.load(sys.argv[1]), open_headers)
-from merganser.cli.plan import summarise
-summary = summarise(merge, 2**62, 2, strict=False)
+from merganser.report.plans import summarise
+summary = summarise(merge, 2**62, 2)
 usage = resource.getrusage(resource.RUSAGE_SELF)
 peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps({

@@ -94,7 +94,8 @@ def _questions(records: Records, figures: dict[str, Figure]) -> Iterator[str]:
     for question in QUESTIONS:
         if question.record not in records:
             continue
-        if (answer := question.answer(records[question.record]["results"])) is None:
+        used = [records[name]["results"] for name in (question.record, question.beside) if name in records]
+        if (answer := question.answer(*used)) is None:
             continue
         sentence, figure = answer
         shown = figures[figure] if isinstance(figure, str) else figures.setdefault(figure.name, figure)

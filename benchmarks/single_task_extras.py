@@ -1,18 +1,21 @@
 """The smaller tables of single-task merging, one question each.
 
-    python -m benchmarks.single_task_extras [--only barriers seeds …] [--quick] [--json FILE]
+    python -m benchmarks.single_task_extras [--arch resnet20-bn] [--only barriers seeds …] [--quick] [--json FILE]
 
 barriers     loss and accuracy on the way between two networks, before and after matching
 seeds        Git Re-Basin's spread over seeds, against two runs of C²M³
+references   every model as the one that all others are matched to, against C²M³
+orders       one model after another matched to the mean of those before, along the best order and as they come
 cycles       how far a model is from itself after a walk through pairwise maps
 similarity   cosine and distance of weights, CKA and distance of outputs, before and after
 subsets      some of the models matched together with all, and by themselves
 ensembles    convex combinations sampled in the universe
-federated    ten clients on digits, without Flower: plain averaging against aligned
+federated    ten clients with small CNNs on CIFAR-10, without Flower: plain averaging against aligned
 transport    a task vector fine-tuned on one base, applied to another
 
-Five MLPs of `benchmarks.zoo.vision` on MNIST and, for barriers, two ResNet20 with BatchNorm on CIFAR-10 where they are
-trained. What the JSON file holds already and was not asked for with --only is kept. About ten minutes on one thread.
+MLPs of `benchmarks.zoo.vision` on MNIST, or ResNet20 with BatchNorm on CIFAR-10 (the first four tables, accuracies with
+BatchNorm statistics recomputed); those of the seeds 0 … 4 that are trained. What the JSON file holds already and was
+not asked for with --only is kept. About ten minutes on one thread.
 """
 
 from __future__ import annotations
@@ -21,71 +24,93 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.extras import ensembles, federated, landscapes, matchings, transports
 from benchmarks.machine import describe
 from benchmarks.records import record
 from benchmarks.single_task import loaded
-from benchmarks.zoo.cards import add_locations
+from benchmarks.zoo.cards import add_locations, read_card
 from benchmarks.zoo.images import Split, load_images
 from benchmarks.zoo.vision import evaluate, load_model, model_directory
 from merganser import align
 from merganser.align.state import State
 
-RESNET = "resnet20-bn"
+#: The set of images of an architecture, and how many of them are for training and for testing.
+IMAGES = {"mlp": ("mnist", 20_000, 10_000), "resnet20-bn": ("cifar10", 1_000, 2_000)}
 
 
 @dataclass(frozen=True)
 class Setting:
     """The models and images of a run, loaded when first asked for."""
 
+    arch: str
     data: Path
     cache: Path
     quick: bool
 
     @cached_property
+    def seeds(self) -> list[int]:
+        """The models that are trained; all if none is, so that loading them says what is missing."""
+        place = partial(model_directory, self.cache, self.arch, IMAGES[self.arch][0])
+        wanted = range(3 if self.quick else 5)
+        return [seed for seed in wanted if read_card(place(seed))] or list(wanted)
+
+    @cached_property
     def models(self) -> list[nn.Module]:
-        return [load_model("mlp", "mnist", seed, self.cache) for seed in range(3 if self.quick else 5)]
+        return [load_model(self.arch, IMAGES[self.arch][0], seed, self.cache) for seed in self.seeds]
 
     @cached_property
     def images(self) -> tuple[Split, Split]:
-        train, test = load_images("mnist", self.data, self.cache)
-        return (train.head(2000), test.head(1000)) if self.quick else (train.head(20_000), test)
+        dataset, for_training, for_test = IMAGES[self.arch]
+        train, test = load_images(dataset, self.data, self.cache)
+        return (train.head(1000), test.head(1000)) if self.quick else (train.head(for_training), test.head(for_test))
+
+    @cached_property
+    def fresh(self) -> list[Tensor]:
+        """Images to recompute the statistics of BatchNorm on; none for networks without it."""
+        if not any(isinstance(module, nn.BatchNorm2d) for module in self.models[0].modules()):
+            return []
+        return [images for images, _ in self.images[0].batches(250)]
 
     @cached_property
     def symmetry(self) -> align.Symmetry:
-        return align.symmetry(self.models[0], (torch.zeros(2, 1, 28, 28),))
+        images, _ = next(self.images[1].batches(2))
+        return align.symmetry(self.models[0], (images,))
 
     @cached_property
     def universe(self) -> align.Universe:
         return align.universe(self.models, self.symmetry)
 
     def score(self, state: State) -> float:
-        return evaluate(loaded(self.models[0], state), self.images[1])[0]
+        """Return the accuracy of a merge, with statistics of BatchNorm recomputed."""
+        merged = loaded(self.models[0], state)
+        return evaluate(align.reset_batch_norm(merged, self.fresh) if self.fresh else merged, self.images[1])[0]
 
 
 def barriers(setting: Setting) -> dict[str, Any]:
-    found = {"MLP": landscapes.barriers(setting.models, setting.symmetry, setting.images[1])}
-    trained = [model_directory(setting.cache, RESNET, "cifar10", seed) / "card.json" for seed in (0, 1)]
-    if all(card.exists() for card in trained) and not setting.quick:
-        models = [load_model(RESNET, "cifar10", seed, setting.cache) for seed in (0, 1)]
-        train, test = load_images("cifar10", setting.data, setting.cache)
-        fresh = [images for images, _ in train.head(1000).batches()]
-        symmetry = align.symmetry(models[0], (fresh[0][:2],))
-        found["ResNet20"] = landscapes.barriers(models, symmetry, test.head(1000), fresh, points=7)
-    return found
+    test, points = (setting.images[1].head(1000), 5) if setting.fresh else (setting.images[1], 11)
+    name = "ResNet20" if setting.arch == "resnet20-bn" else "MLP"
+    return {name: landscapes.barriers(setting.models, setting.symmetry, test, setting.fresh, points)}
 
 
 def seeds(setting: Setting) -> dict[str, Any]:
     return matchings.seeds_against_none(
         setting.models, setting.symmetry, setting.score, seeds=3 if setting.quick else 10
     )
+
+
+def references(setting: Setting) -> dict[str, Any]:
+    return matchings.references(setting.universe, setting.score)
+
+
+def orders(setting: Setting) -> dict[str, Any]:
+    return matchings.orders(setting.models, setting.symmetry, setting.score)
 
 
 def cycles(setting: Setting) -> dict[str, Any]:
@@ -106,7 +131,10 @@ def ensembling(setting: Setting) -> dict[str, Any]:
 
 
 def federation(setting: Setting) -> dict[str, Any]:
-    return federated.table((0,) if setting.quick else (0, 1, 2), count=2 if setting.quick else 5)
+    train, test = load_images("cifar10", setting.data, setting.cache)
+    if setting.quick:
+        return federated.table(train.head(500), test.head(500), (0,), epochs=(1,), rounds=2)
+    return federated.table(train.head(2000), test.head(2000), (0, 1))
 
 
 def transport(setting: Setting) -> dict[str, Any]:
@@ -122,6 +150,8 @@ def transport(setting: Setting) -> dict[str, Any]:
 TABLES: dict[str, Callable[[Setting], dict[str, Any]]] = {
     "barriers": barriers,
     "seeds": seeds,
+    "references": references,
+    "orders": orders,
     "cycles": cycles,
     "similarity": similarity,
     "subsets": subsets,
@@ -144,19 +174,24 @@ def lines(rows: Mapping[str, Any], title: str) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_locations(parser)
-    parser.add_argument("--only", nargs="+", choices=tuple(TABLES), default=tuple(TABLES))
+    parser.add_argument("--arch", choices=tuple(IMAGES), default="mlp")
+    parser.add_argument(
+        "--only", nargs="+", choices=tuple(TABLES), help="the tables (default: all of the architecture)"
+    )
     parser.add_argument("--quick", action="store_true", help="three models, 1,000 images, fewer seeds")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    setting = Setting(options.data, options.cache, options.quick)
+    setting = Setting(options.arch, options.data, options.cache, options.quick)
+    tables = tuple(TABLES) if setting.arch == "mlp" else ("barriers", "seeds", "references", "orders")
+    names = options.only or tables
     kept = json.loads(options.json.read_text())["results"] if options.json and options.json.exists() else {}
     print(describe())
-    for name in options.only:
+    for name in names:
         kept[name] = TABLES[name](setting)
         print("\n".join(lines(kept[name], name)), flush=True)
-        tables = {key: kept[key] for key in TABLES if key in kept}
-        record(options.json, tables, range(len(setting.models)), added=set(options.only) != set(TABLES))
+        results = {key: kept[key] for key in TABLES if key in kept}
+        record(options.json, results, setting.seeds, added=set(names) != set(tables))
 
 
 if __name__ == "__main__":

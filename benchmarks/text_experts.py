@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.experts import Experts, Part, changed, floats
 from benchmarks.zoo.text import Schedule, expert_directory, load_head, save_base, train
 from benchmarks.zoo.text_layers import layers_from, with_states
-from benchmarks.zoo.text_tasks import TASKS, Task, load_task, pool, right
+from benchmarks.zoo.text_tasks import TASKS, Task, load_task, pool
 
 #: Sentences of similar length that are encoded together.
 BATCH = 64
@@ -28,23 +28,17 @@ BATCH = 64
 class TextExperts(Experts[Task]):
     """Encoders of sentences; the frozen lower half has been run on the sentences of every task."""
 
-    def answers(self, weights: Mapping[str, Tensor], names: Sequence[str], part: Part = "test") -> dict[str, Tensor]:
-        layers = layers_from(weights)
-        return {name: right(layers, self.heads[name], getattr(self.tasks[name], part)) for name in names}
+    def backbone(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        return layers_from(weights)
 
-    @torch.no_grad()
-    def ask(self, weights: Mapping[str, Tensor], items: Mapping[str, Sequence[int]], part: Part) -> dict[str, Tensor]:
-        layers = layers_from(weights)
-        found = {}
-        for name, chosen in items.items():
-            sentences, head = getattr(self.tasks[name], part), self.heads[name]
-            places = np.argsort(sentences.lengths[list(chosen)], kind="stable")
-            found[name] = torch.zeros(len(chosen), dtype=torch.bool)
-            for own in np.split(places, range(BATCH, len(places), BATCH)):
-                asked = np.array(chosen)[own]
-                logits = pool(layers, sentences.padded(asked)) @ head["weight"].T + head["bias"]
-                found[name][own] = logits.argmax(1) == sentences.labels[asked]
-        return found
+    def logits(self, backbone: nn.Module, name: str, items: Sequence[int], part: Part) -> Tensor:
+        sentences, head, chosen = getattr(self.tasks[name], part), self.heads[name], np.array(items)
+        order = np.argsort(sentences.lengths[chosen], kind="stable")
+        found = [
+            pool(backbone, sentences.padded(chosen[own])) @ head["weight"].T + head["bias"]
+            for own in np.split(order, range(BATCH, len(order), BATCH))
+        ]
+        return torch.cat(found)[torch.from_numpy(np.argsort(order))]
 
 
 @memoise

@@ -40,7 +40,7 @@ def barriers(
         return align.reset_batch_norm(module, fresh)
 
     curves = {}
-    batches = list(test.batches())
+    batches = list(test.batches(100))
     for name, (a, b) in ends.items():
         for prepare in (None, renewed) if fresh else (None,):
             segment = landscape.segment(first, a, b, batches, F.cross_entropy, points=points, prepare=prepare)

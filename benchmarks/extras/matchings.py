@@ -1,9 +1,9 @@
-"""What matching leaves to chance: the spread over seeds, cycles that do not close, subsets matched jointly or alone."""
+"""What matching leaves to chance and choice: seeds, references, orders, cycles that do not close, subsets."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -42,6 +42,28 @@ def spread(objectives: Sequence[float], accuracies: Sequence[float]) -> dict[str
         "lowest_accuracy": min(accuracies),
         "highest_accuracy": max(accuracies),
     }
+
+
+def references(found: align.Universe, score: Score) -> dict[str, dict[str, float]]:
+    """Every model in turn as the one that all others are matched to, and the universe of all."""
+    ways = {
+        f"model {reference}": align.match_to_reference(
+            found.models, found.symmetry, reference, start="identity", tries=1
+        )
+        for reference in range(len(found))
+    }
+    return _scored(ways | {"C²M³": found}, score)
+
+
+def orders(models: Sequence[nn.Module], symmetry: align.Symmetry, score: Score) -> dict[str, dict[str, float]]:
+    """One model after another matched to the mean of those before it: best order first, its reverse, and as given."""
+    best = align.merging_order(align.quality_matrix(models, symmetry))
+    ways = {"best first": best, "best last": best[::-1], "as they come": list(range(len(models)))}
+    return _scored({name: align.merge_in_order(models, symmetry, order) for name, order in ways.items()}, score)
+
+
+def _scored(ways: Mapping[str, align.Universe], score: Score) -> dict[str, dict[str, float]]:
+    return {name: {"objective": u.objective, "accuracy": score(u.merged())} for name, u in ways.items()}
 
 
 def cycles(models: Sequence[nn.Module], symmetry: align.Symmetry) -> dict[str, dict[str, float]]:

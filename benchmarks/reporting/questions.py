@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks import answers
 from benchmarks.reporting.formats import mebibytes, percent
 from benchmarks.reporting.parts import Axis, Bars, Figure, Lines
-from benchmarks.reporting.sections import compression, evolution_racing, multi_task
+from benchmarks.reporting.sections import compression, evolution_racing, mergeability, multi_task
 from benchmarks.reporting.sections.speed import LIMIT
 
 #: A sentence, and the figure that shows it: one that a section draws, by its name, or one of its own.
@@ -22,12 +22,16 @@ Answer = tuple[str, str | Figure]
 
 @dataclass(frozen=True)
 class Question:
-    """A question, the record that answers it (not if it lacks what the answer needs), and what a user types."""
+    """A question, the record that answers it (not if it lacks what the answer needs), and what a user types.
+
+    The answer takes the results of that record and, where they are stored, those of the record `beside` it.
+    """
 
     title: str
     record: str
-    answer: Callable[[Mapping[str, Any]], Answer | None]
+    answer: Callable[..., Answer | None]
     command: str
+    beside: str = ""
 
 
 def keeps_most(results: Mapping[str, Any]) -> Answer:
@@ -88,16 +92,30 @@ def task_unknown(results: Mapping[str, Any]) -> Answer:
     return sentence, f"adaptive_{name}"
 
 
-def alignment_works(results: Mapping[str, Any]) -> Answer:
-    tables = {int(n): table for n, table in results.items() if n.isdigit()}
-    most = max(tables)
-    table = tables[most]
+def alignment_works(results: Mapping[str, Any], resnets: Mapping[str, Any] | None = None) -> Answer:
+    most, table = _largest(results)
     sentence = (
         f"Yes, for networks that match well. The plain mean of {most} MLPs trained from different seeds classifies "
         f"{percent(table['plain mean']['accuracy'])} % of the digits correctly, their mean after alignment "
         f"{percent(table['C²M³']['accuracy'])} %, and a single network {percent(mean(results['single']))} %."
     )
+    if resnets is None:
+        return sentence, "single_task_mlp"
+    most, table = _largest(resnets)
+    key = "repaired_accuracy"
+    best = max(table, key=lambda way: table[way][key])
+    sentence += (
+        f" Narrow convolutional networks lose more. {most} ResNet20 on CIFAR-10, each at "
+        f"{percent(mean(resnets['single']))} %, have a mean with {percent(table['plain mean'][key])} % after REPAIR, "
+        f"with C²M³ {percent(table['C²M³'][key])} %, and with {best} {percent(table[best][key])} %."
+    )
     return sentence, "single_task_mlp"
+
+
+def _largest(results: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
+    """The table of the most networks, and how many."""
+    most = max(int(count) for count in results if count.isdigit())
+    return most, results[str(most)]
 
 
 def how_fast(results: Mapping[str, Any]) -> Answer | None:
@@ -163,13 +181,16 @@ def evaluations_needed(results: Mapping[str, Any]) -> Answer:
 
 
 def cost_predicted(results: Mapping[str, Any]) -> Answer:
-    rows = results["correlations"]
-    best = max(rows, key=lambda row: abs(row["rho"]))
-    sure = abs(best["rho"]) >= 0.6
+    rows = mergeability.pairs_of(results)
+    mean, inputs = next(iter(rows[0]["methods"])), results["zoos"]["text"]["inputs"]
+    rhos = {name: mergeability.correlation(rows, name, mean) for name in rows[0]["signals"]}
+    weights = max((name for name in rhos if mergeability.of_weights(name)), key=lambda name: abs(rhos[name]))
+    found = rhos[mergeability.ESTIMATE]
     sentence = (
-        f"{'To a degree' if sure else 'Not from weights alone'}. The best of {len(rows)} signals, "
-        f"{best['signal'].replace('_', ' ')}, has a rank correlation of {best['rho']:.2f} with the accuracy that "
-        f"{len(results['pairs'])} pairs of experts lose. Measure a merge before you trust it."
+        f"{'Yes, from a few unlabelled inputs' if found >= mergeability.GOAL else 'Only to a degree'}: how often the "
+        f"mean of two experts answers otherwise than they do, on {inputs} inputs of each task, has a rank correlation "
+        f"of {found:.2f} with the accuracy that {len(rows)} pairs of text experts lose. The best signal "
+        f"of the weights alone, {weights.replace('_', ' ')}, has {rhos[weights]:.2f}."
     )
     return sentence, "mergeability"
 
@@ -194,6 +215,7 @@ QUESTIONS = (
         "single_task_mlp",
         alignment_works,
         "merganser align A.safetensors B.safetensors OUT --model net:build --shape 1x784",
+        beside="single_task_resnet20-bn",
     ),
     Question("How fast is it?", "merge_speed", how_fast, "merganser merge recipe.yml OUT"),
     Question("How much memory does it take?", "merge_speed", memory_needed, "merganser plan recipe.yml"),
@@ -213,6 +235,6 @@ QUESTIONS = (
         "Can I tell beforehand whether models merge well?",
         "mergeability",
         cost_predicted,
-        "merganser inspect EXPERT --base BASE",
+        "merganser auto ./base ./math ./code out/ --data multiple-choice:quiz.jsonl",
     ),
 )

@@ -1,6 +1,8 @@
 """Print one line for every finished model of the zoo, and collect their cards in `benchmarks/zoo/trained.jsonl`.
 
-python -m benchmarks.zoo.summary [--cache DIR] [--out FILE]
+    python -m benchmarks.zoo.summary [--cache DIR] [--out FILE]
+
+Cards of models that the file has and this cache does not are kept: a zoo may be trained on several machines.
 """
 
 from __future__ import annotations
@@ -32,6 +34,12 @@ def line(directory: str, card: Card) -> str:
     return f"{directory}: {scores}; {guards}; {card.steps} steps, {card.seconds:.0f} s ({cpu:.0f} of the processor)"
 
 
+def known(path: Path) -> dict[str, str]:
+    """Return the lines of a file of cards by directory; none if there is no file."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {json.loads(each)["directory"]: each for each in lines}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=TRAINED)
@@ -40,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = list(finished(options.cache))
     for directory, card in found:
         print(line(directory, card))
-    lines = [json.dumps({"directory": directory, **asdict(card)}) for directory, card in found]
-    options.out.write_text("".join(f"{each}\n" for each in lines))
+    lines = known(options.out) | {name: json.dumps({"directory": name, **asdict(card)}) for name, card in found}
+    options.out.write_text("".join(f"{lines[directory]}\n" for directory in sorted(lines)))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
@@ -45,7 +46,7 @@ class Schedule:
     warmup: float = 0.25
     momentum: float = 0.9
     decay: float = 5e-4
-    smoothing: float = 0.1
+    smoothing: float = 0.05
     augment: bool = True
 
     def build_optimiser(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -61,10 +62,10 @@ CIFAR_EPOCHS = 10
 SCHEDULES = {
     "mlp": Schedule(10, rate=0.1, batch=128, decay=1e-3, smoothing=0.0, augment=False),
     "cnn": Schedule(6, rate=0.1, decay=1e-3, smoothing=0.0, augment=False),
-    "resnet20-bn": Schedule(CIFAR_EPOCHS, rate=0.1),
-    "resnet20-bn-2x": Schedule(CIFAR_EPOCHS, rate=0.1),
-    "resnet20-ln": Schedule(CIFAR_EPOCHS, rate=0.05),
-    "resnet20-ln-2x": Schedule(CIFAR_EPOCHS, rate=0.05),
+    "resnet20-bn": Schedule(CIFAR_EPOCHS, rate=0.06, batch=32),
+    "resnet20-bn-2x": Schedule(CIFAR_EPOCHS, rate=0.06, batch=32),
+    "resnet20-ln": Schedule(CIFAR_EPOCHS, rate=0.03, batch=32),
+    "resnet20-ln-2x": Schedule(CIFAR_EPOCHS, rate=0.03, batch=32),
     "vgg11-bn": Schedule(CIFAR_EPOCHS, rate=0.05),
     "vit": Schedule(CIFAR_EPOCHS, rate=1e-3, optimiser="adamw", decay=0.2),
 }
@@ -90,15 +91,24 @@ def initial_model(arch: str, seed: int) -> nn.Module:
 
 
 @torch.no_grad()
+def answer(model: nn.Module, split: Split) -> tuple[np.ndarray, float]:
+    """Return which images of a split are classified correctly, and the mean cross-entropy.
+
+    Batches of 100 fit the caches: ResNet20 takes half the time that it takes with 500.
+    """
+    model.eval()
+    right, loss = [], 0.0
+    for images, labels in split.batches(100):
+        logits = model(images)
+        right.append(logits.argmax(1) == labels)
+        loss += float(F.cross_entropy(logits, labels, reduction="sum"))
+    return torch.cat(right).numpy(), loss / len(split)
+
+
 def evaluate(model: nn.Module, split: Split) -> tuple[float, float]:
     """Accuracy and mean cross-entropy on a split."""
-    model.eval()
-    correct, loss = 0, 0.0
-    for images, labels in split.batches():
-        logits = model(images)
-        correct += int((logits.argmax(1) == labels).sum())
-        loss += float(F.cross_entropy(logits, labels, reduction="sum"))
-    return correct / len(split), loss / len(split)
+    right, loss = answer(model, split)
+    return float(right.mean()), loss
 
 
 def train(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -104,9 +105,34 @@ EXTRAS = {
         )
     },
     "ensembles": {"single models": {"accuracy": 0.9, "networks": 1.0}},
-    "federated": {"clients alone": {"round_1": 0.5}, "FedAvg": {"round_1": 0.6, "round_2": 0.7, "spread": 0.1}},
+    "references": {"model 0": {"objective": 1.0, "accuracy": 0.6}, "C²M³": {"objective": 2.0, "accuracy": 0.7}},
+    "orders": {"best first": {"objective": 1.0, "accuracy": 0.6}},
+    "federated": {
+        f"{start}: 5: {way}": {"round_1": score, "round_2": 0.7, "spread": 0.1}
+        for start in ("same", "different")
+        for way, score in {"clients alone": 0.4, "FedAvg": 0.2, "aligned in a universe": 0.5}.items()
+    },
     "transport": {"Fashion-MNIST: target itself": {"new_task": 0.1, "old_task": 0.9}},
 }
+
+
+def resnets(models: int, ours: float) -> dict[str, Any]:
+    """As many networks as asked for, with this share of 1,000 images right for C²M³ and half of them for MergeMany."""
+
+    def row(*shares: float) -> dict[str, Any]:
+        right = [pack(np.arange(1000) < 1000 * share) for share in shares]
+        accuracy = float(np.mean(shares))
+        scores = {"accuracy": 0.1, "repaired_accuracy": accuracy, "repaired_right": right, "cycle_error": 0.0}
+        return scores | ({"spread": 0.0, "repaired_spread": 0.01, "runs": len(shares)} if len(shares) > 1 else {})
+
+    rows = {"plain mean": row(0.2), "MergeMany": row(0.49, 0.51), "C²M³": row(0.3), "C²M³ on activations": row(ours)}
+    return {
+        "single": [0.9] * models,
+        "settings": {"test_images": 1000},
+        **{str(n): rows for n in range(2, models + 1)},
+    }
+
+
 PEER = {"accuracy": 0.9, "normalised": 0.95, **TIMED}
 MIXTURES = {"base": 54.8, "expert of mr": 40.0, "merged, linear": 30.0, "mixture, hidden, top 1": 35.0}
 MIXTURES |= {"mixture, singular, top 2": 36.0, "mixture, random, top 1": 50.0}
@@ -124,12 +150,45 @@ MOVED = [
         ("fine-tuned anew", False, None, 0.5),
     )
 ]
+PAIRS = list(itertools.combinations("abcdef", 2))
+MERGEABILITY = {
+    "zoos": {
+        "text": {"test": {"a": 100}, "inputs": 64, "experts": dict.fromkeys("abcdef", 0.9)},
+        "images": {"test": {"a": 100}, "inputs": 64, "experts": dict.fromkeys("abcdef", 0.9)},
+    },
+    "pairs": [
+        {
+            "zoo": zoo,
+            "experts": list(pair),
+            "signals": {"conflict": (7 * place % 15) / 15, "disagreement": 0.02 * place, "slope": 0.1 * place},
+            "methods": {
+                method: {"loss": 0.01 * place, "accuracies": [0.8, 0.7], "disagreement": 0.02 * place}
+                for method in ("mean", "TSV-M")
+            },
+        }
+        for zoo in ("text", "images")
+        for place, pair in enumerate(PAIRS)
+    ],
+}
+ATM = {
+    "rows": [
+        {"method": "task arithmetic", "accuracies": [0.6, 0.62, 0.58], "alphas": [0.3, 0.3, 0.2]},
+        {"method": "ATM, 10 rounds of 1", "accuracies": [0.8, 0.83, 0.77], "alphas": []},
+    ],
+    "cosines": [1.0, 0.9, 0.8],
+    "first_share": 0.4,
+    "plane": {"points": {"ATM": [[0.0, 0.0], [1.0, 1.0]], "turned": [[0.0, 0.0], [2.0, 0.0]]}, "explained": [0.5, 0.2]},
+}
 RECORDS: dict[str, Any] = {
+    "atm": ATM,
+    "mergeability": MERGEABILITY,
     "multi_task": MULTI_TASK,
     "adaptive": ADAPTIVE,
     "compression": COMPRESSION,
     "theory": THEORY,
+    "single_task_resnet20-bn": resnets(5, ours=0.7),
     "single_task_extras": EXTRAS,
+    "single_task_extras_resnet20-bn": {**EXTRAS, "barriers": {"ResNet20": {"as trained": CURVE}}},
     "peers": {
         "programs": {"Merganser": {"version": "1", **TIMED}, "mergekit": {"version": "2", **TIMED}},
         "rows": [
@@ -230,6 +289,17 @@ def text_of(record: str, results: dict[str, Any]) -> str:
     return " ".join(" ".join(found).split())
 
 
+def test_merges_of_resnets_are_compared_image_by_image_and_judged() -> None:
+    name = "single_task_resnet20-bn"
+    said = text_of(name, resnets(5, ours=0.7))
+    assert "keeps 70 % of their accuracy with 5 networks: met (C²M³ on activations, 77.8 %)" in said
+    assert "by more than two standard errors: met (20.0 ± " in said
+    said = text_of(name, resnets(5, ours=0.51))
+    assert "with 5 networks: not met (C²M³ on activations, 56.7 %)" in said
+    assert "two standard errors: not met (1.0 ± " in said
+    assert "because only 3 networks have been merged" in text_of(name, resnets(3, ours=0.7))
+
+
 def test_a_tokenizer_is_transplanted_better_and_faster_or_not() -> None:
     assert "and faster: met." in text_of("transplant", RECORDS["transplant"])
     slower = {**RECORDS["transplant"]["rows"][1], "cpu_seconds": 11.0}
@@ -292,3 +362,18 @@ def test_the_table_of_methods_marks_the_best_merge_and_not_the_experts() -> None
     assert not any("**" in cell for cell in cells["base encoder"])
     assert cells["fine-tuned experts"] == ["100.0", "100.0"]
     assert not cells.keys() & set(ABLATED)
+
+
+def test_the_goal_of_mergeability_needs_held_out_pairs_to_be_ranked() -> None:
+    assert "on held-out pairs and methods): met." in text_of("mergeability", MERGEABILITY)
+    turned = [
+        row | {"methods": {name: own | {"loss": -own["loss"]} for name, own in row["methods"].items()}}
+        if row["zoo"] == "images"
+        else row
+        for row in MERGEABILITY["pairs"]
+    ]
+    assert "): not met." in text_of("mergeability", MERGEABILITY | {"pairs": turned})
+
+
+def test_rounds_are_compared_with_task_arithmetic_seed_by_seed() -> None:
+    assert "ATM, 10 rounds of 1 is 20.0 ± 0.6 points ahead of task arithmetic" in text_of("atm", ATM)

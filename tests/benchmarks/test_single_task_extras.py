@@ -100,12 +100,25 @@ def test_ensembles(models, symmetry, split):
     assert all(0.0 <= row["accuracy"] <= 1.0 for row in rows.values())
 
 
+def test_references_and_orders(models, symmetry):
+    found = align.universe(models, symmetry)
+    rows = matchings.references(found, lambda state: 0.5)
+    assert list(rows) == ["model 0", "model 1", "model 2", "C²M³"]
+    assert rows["C²M³"] == {"objective": found.objective, "accuracy": 0.5}
+    rows = matchings.orders(models, symmetry, lambda state: float(state["head.bias"].sum()))
+    assert list(rows) == ["best first", "best last", "as they come"]
+    assert len({row["accuracy"] for row in rows.values()}) == 1  # the biases of the head are not permuted
+
+
 def test_federated_rounds():
-    pytest.importorskip("sklearn")
-    digits = federated.Digits.drawn(0)
-    assert sorted(torch.cat(digits.shares).tolist()) == list(range(federated.TRAIN))
-    rows = federated.table((0,), count=1, steps=2)
-    assert set(rows) == {"clients alone", *federated.WAYS}
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (200, 32, 32, 3), dtype=torch.uint8)
+    split = Split(images, torch.randint(0, 10, (200,)), torch.tensor([0.5] * 3), torch.tensor([0.3] * 3))
+    drawn = federated.Federation.drawn(split, split, 0)
+    assert sorted(torch.cat(drawn.shares).tolist()) == list(range(200))
+    rows = federated.table(split, split, (0,), epochs=(1,), rounds=2)
+    assert set(rows) == {f"{s}: 1: {w}" for s in federated.STARTS for w in ("clients alone", *federated.WAYS)}
+    assert set(rows["same: 1: FedAvg"]) == {"round_1", "round_2", "spread"}
 
 
 def test_transport_to_a_scrambled_base_is_exact(models, symmetry, split):
@@ -120,4 +133,4 @@ def test_lines_go_to_the_numbers():
         "t: a x 1",
         "t: b: c z 2",
     ]
-    assert len(TABLES) == 8
+    assert len(TABLES) == 10

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import merganser as mg
-from benchmarks import answers, compression, mergeability, multi_task, text_experts, text_statistics, theory
+from benchmarks import answers, compression, held_out, mergeability, multi_task, text_experts, text_statistics, theory
+from benchmarks.probes import Probes
 from benchmarks.text_experts import TextExperts
 from benchmarks.zoo import text_tasks
 from benchmarks.zoo.text_tasks import Sentences, Task
-from merganser.analysis.mergeability import Pair
 from merganser.library.codes.signs import Signs
 
 TASKS = ("one", "two", "three")
@@ -247,35 +247,61 @@ def test_compressed_experts_are_counted_and_scored(experts: TextExperts, line: c
         assert row["per_expert"] <= 6
 
 
-def pair(a: str, b: str, difficulty: float, bend: float | None = None) -> Pair:
-    return Pair((a, b), difficulty, 0.1 * difficulty, 0.2, -difficulty, 0.5, 0.3, 0.4, bend)
+def test_signals_of_a_pair_are_what_a_plain_computation_gives(experts: TextExperts) -> None:
+    probes = Probes.of(experts, 10)
+    found = probes.signals(("one", "two"))
+    middle = experts.whole({k: (experts.experts["one"][k] + experts.experts["two"][k]) / 2 for k in experts.trained})
+    shares, divergences, pulls = [], [], []
+    for own, other in (("one", "two"), ("two", "one")):
+        states = (experts.whole(experts.experts[own]), middle)
+        part, head = experts.tasks[own].validation.slice(0, 10), experts.heads[own]["weight"].T
+        expert, mean = (text_tasks.encode(layers_from(state), part) @ head for state in states)
+        shares.append(float((expert.argmax(1) != mean.argmax(1)).float().mean()))
+        p, q = expert.softmax(1), mean.softmax(1)
+        divergences.append(float((p * (p / q).log()).sum(1).mean()))
+
+        def loss(t: float, expert: Tensor = expert, own: str = own, other: str = other) -> Tensor:
+            moved = {k: v + t * (experts.experts[other][k] - v) for k, v in experts.trained.items()}
+            logits = experts.logits(layers_from({**experts.base, **moved}), own, range(10), "validation")
+            return nn.functional.cross_entropy(logits, expert.argmax(1))
+
+        with torch.no_grad():
+            pulls.append(float(loss(1e-2) - loss(-1e-2)) / 2e-2)
+    assert found["disagreement"] == pytest.approx(np.mean(shares))
+    assert found["divergence"] == pytest.approx(np.mean(divergences), rel=1e-4)
+    assert found["pull"] == pytest.approx(np.mean(pulls), abs=1e-3)
+    assert probes.disagreement(middle, ("one", "two")) == pytest.approx(np.mean(shares))
 
 
-def test_losses_of_pairs_are_ranked_against_each_signal() -> None:
-    own = {"a": 0.8, "b": 0.5, "c": 1.0}
-    scores = {"a": 0.4, "b": 0.5, "c": 0.75}
-    rows = [
-        mergeability.pair_row(pair(x, y, difficulty), scores, own)
-        for x, y, difficulty in (("b", "c", 0.1), ("a", "b", 0.2), ("a", "c", 0.3))
-    ]
-    assert [row["loss"] for row in rows] == pytest.approx([0.125, 0.25, 0.375])
-    found = {row["signal"]: row["rho"] for row in mergeability.correlations(rows)}
-    assert found == pytest.approx({"difficulty": 1, "conflict": 1, "cosine": -1})
+def test_losses_of_pairs_are_of_the_experts_accuracy(experts: TextExperts) -> None:
+    probes = Probes.of(experts, 10)
+    rows = mergeability.unmerged(experts, probes, experts)
+    assert [tuple(row["experts"]) for row in rows] == list(itertools.combinations(TASKS, 2))
+    assert rows[0]["signals"]["bend"] == pytest.approx(0, abs=1e-6)
+    found = mergeability.measure(experts, probes, "mean", TASKS[:2])
+    middle = experts.whole({k: (experts.experts["one"][k] + experts.experts["two"][k]) / 2 for k in experts.trained})
+    scores, own = experts.scores(middle, TASKS[:2]), reference(experts)
+    assert found["accuracies"] == list(scores.values())
+    assert found["loss"] == pytest.approx(1 - np.mean([scores[name] / own[name] for name in TASKS[:2]]))
 
 
-def test_pairs_are_merged_halfway(experts: TextExperts) -> None:
+def test_held_out_losses_come_from_other_experts_and_other_methods() -> None:
+    def row(a: str, b: str, signal: float, loss: float) -> dict[str, Any]:
+        losses = {"seen": {"loss": loss}, "unseen": {"loss": 99.0}}
+        return {"experts": [a, b], "signals": {"s": signal}, "methods": losses}
+
+    rows = [row("a", "b", 2.0, 77.0), row("a", "c", 0.0, 77.0), row("c", "d", 1.0, 3.0), row("d", "e", 3.0, 7.0)]
+    assert held_out.predictions(["s"], rows, "unseen", ["seen"])[0] == pytest.approx(1 + 2 * 2.0)
+    assert held_out.transferred(["s"], rows[2:], rows[:2], ["seen"]) == pytest.approx([5.0, 1.0])
+
+
+def test_trajectories_of_straight_runs_are_linear(experts: TextExperts) -> None:
     early = TextExperts(
         experts.base,
         {n: {k: (v + experts.base[k]) / 2 for k, v in e.items()} for n, e in experts.experts.items()},
         experts.heads,
         experts.tasks,
     )
-    rows = mergeability.measure(experts, early, reference(experts))
-    assert [(row["a"], row["b"]) for row in rows] == list(itertools.combinations(TASKS, 2))
-    first = rows[0]
-    middle = {k: (experts.experts["one"][k] + experts.experts["two"][k]) / 2 for k in experts.trained}
-    assert first["accuracy_a"] == experts.scores(experts.whole(middle), ["one"])["one"]
-    assert first["bend"] == pytest.approx(0, abs=1e-6)
     run, verdict = theory.trajectories(early, experts)
     assert verdict == "linear"
     assert all(row["cosine"] == pytest.approx(1) and row["first_share"] == pytest.approx(0.5) for row in run)

@@ -54,6 +54,18 @@ def test_every_finished_network_has_a_line_and_its_card(
     assert Card(**first) == read_card(cache / "text/mr/seed0")
 
 
+def test_cards_of_other_machines_are_kept(cache: Path, tmp_path: Path) -> None:
+    out = tmp_path / "trained.jsonl"
+    elsewhere = {"directory": "text/cr/seed0", "model": "elsewhere"}
+    stale = {"directory": "text/mr/seed0", "model": "stale"}
+    out.write_text(f"{json.dumps(elsewhere)}\n{json.dumps(stale)}\n")
+    summary.main(["--cache", str(cache), "--out", str(out)])
+    first, second, third = map(json.loads, out.read_text().splitlines())
+    assert first == elsewhere
+    assert (second["directory"], second["model"]) == ("text/mr/seed0", "mlp")
+    assert third["directory"] == "vision/mnist/mlp/seed0"
+
+
 def test_small_networks_are_packed_with_their_cards(cache: Path, tmp_path: Path) -> None:
     assert bundle.bundle(cache, tmp_path / "zoo.tar", limit=50_000) == ["vision/mnist/mlp/seed0"]
     with tarfile.open(tmp_path / "zoo.tar") as archive:

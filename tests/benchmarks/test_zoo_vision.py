@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from benchmarks.zoo import cifar10, vision
 from benchmarks.zoo.cards import data_file, read_card
 from benchmarks.zoo.drift import drift
-from benchmarks.zoo.images import Split, load_images, lossless_file, training_batches
+from benchmarks.zoo.images import MARGIN, Split, load_images, lossless_file, training_batches
 from benchmarks.zoo.training import triangle
 from merganser.errors import InputError
 
@@ -92,8 +92,8 @@ def test_augmented_batches_are_crops_or_mirrored_crops(squares: Split) -> None:
     images, _ = next(training_batches(squares, 16, torch.Generator().manual_seed(3), augment=True))
     assert images.shape == (16, 1, 28, 28)
     order = torch.randperm(len(squares), generator=torch.Generator().manual_seed(3))
-    source = torch.nn.functional.pad(squares.images[order[0]], (0, 0, 4, 4, 4, 4))[None]
-    crops = [source[:, t : t + 28, left : left + 28] for t in range(9) for left in range(9)]
+    source = torch.nn.functional.pad(squares.images[order[0]], (0, 0, *[MARGIN] * 4))[None]
+    crops = [source[:, t : t + 28, left : left + 28] for t in range(2 * MARGIN + 1) for left in range(2 * MARGIN + 1)]
     candidates = torch.cat([squares.normalise(x) for crop in crops for x in (crop, crop.flip(2))])
     assert (candidates == images[0]).flatten(1).all(1).any()
 

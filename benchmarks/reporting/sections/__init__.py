@@ -10,6 +10,7 @@ from benchmarks.reporting.parts import Part
 from benchmarks.reporting.plain import tables
 from benchmarks.reporting.sections import (
     adaptive,
+    atm,
     auto,
     compression,
     differing,
@@ -56,7 +57,12 @@ PAGES = (
             ),
             Section("single_task_resnet20-bn", "One task: ResNet20 on CIFAR-10", single_task.section("resnet20-bn")),
             Section("alignment_transformers", "One task: small transformers", transformers.parts),
-            Section("single_task_extras", "One task: smaller questions", single_task_extras.parts),
+            Section("single_task_extras", "One task: smaller questions", single_task_extras.mlps),
+            Section(
+                "single_task_extras_resnet20-bn",
+                "One task: smaller questions about ResNet20",
+                single_task_extras.resnets,
+            ),
             Section("alignment", "Speed of alignment", numerics.alignment),
         ),
     ),
@@ -72,6 +78,7 @@ PAGES = (
             Section("mergeability", "Mergeability: guessing the cost of a merge", mergeability.parts),
             Section("auto", "The autopilot: a full grid for a tenth of its questions", auto.parts),
             Section("theory", "Theory: task vectors as gradients", theory.parts),
+            Section("atm", "Theory: alternating tuning and merging", atm.parts),
         ),
     ),
     Page(

@@ -114,13 +114,22 @@ NETWORKS = {"mlp": "MLPs", "cnn": "small CNNs", "vit": "patch transformers", "te
 def transport(results: Mapping[str, Any]) -> Iterator[Part]:
     """Accuracy of fine-tunes that were moved to another base."""
     rows = results["rows"]
+    networks = {row["network"] for row in rows}
+    images = (
+        "Images: classifiers of Fashion-MNIST (the old task) were fine-tuned on the garments turned by a quarter (the "
+        "new task); the other base has another seed, or is the same one trained on. "
+    )
+    sentences = (
+        "Text: MiniLM experts for mr, subj and trec are moved to the encoder that was trained for clinc150 (the old "
+        "task). "
+    )
     yield Text(
-        "What a fine-tune of one base has learned, moved to another base. Images: classifiers of Fashion-MNIST (the "
-        "old task) were fine-tuned on the garments turned by a quarter (the new task); the other base has another "
-        "seed, or is the same one trained on. Text: MiniLM experts for mr, subj and trec are moved to the encoder that "
-        "was trained for clinc150 (the old task). The scale is chosen by validation data of the new task, among 0.25, "
-        "0.5, 0.75, 1 and 1.5. *Mask*: only entries that agree in sign with a descent step on four labelled batches. "
-        "Standard errors are over pairs of bases or over tasks."
+        "What a fine-tune of one base has learned, moved to another base. "
+        + (images if networks - {"text"} else "")
+        + (sentences if "text" in networks else "")
+        + "The scale is chosen by validation data of the new task, among 0.25, 0.5, 0.75, 1 and 1.5. *Mask*: only "
+        "entries that agree in sign with a descent step on four labelled batches. Standard errors are over pairs of "
+        "bases or over tasks."
     )
     for network, release in dict.fromkeys((row["network"], row["release"]) for row in rows):
         own = [

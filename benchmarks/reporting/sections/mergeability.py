@@ -1,32 +1,129 @@
-"""Whether a score of weights alone ranks pairs of experts by what merging them costs."""
+"""Which signals rank pairs of experts by what merging them costs: of the weights, or of a few unlabelled inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.held_out import predictions, transferred
 from benchmarks.reporting.formats import percent
 from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
+from merganser.analysis.mergeability import rank_correlation
+
+GOAL = 0.6
+#: What the product estimates the loss of a pair from (`mg.analysis.pair_losses`).
+ESTIMATE = "disagreement"
+#: The signals, what they are made from, and what they are; others that are stored are of the weights.
+INPUTS = {
+    "disagreement": "inputs that the mean answers otherwise than the experts",
+    "divergence": "KL divergence of the mean from the experts",
+    "turned": "angle between the changes of the logits by the expert and by the mean",
+    "halved": "inputs that half a task vector answers otherwise",
+    "base": "inputs that the base answers otherwise",
+}
+GRADIENTS = {
+    "slope": "first-order change of the loss from the expert to the mean",
+    "pull": "first-order change of the base's loss by the other task vector",
+    "alignment": "cosine of the other task vector with the descent direction of the base",
+}
+
+
+def pairs_of(results: Mapping[str, Any], zoo: str = "text") -> list[Mapping[str, Any]]:
+    return [row for row in results["pairs"] if row["zoo"] == zoo]
+
+
+def correlation(rows: Sequence[Mapping[str, Any]], signal: str, method: str) -> float:
+    """Spearman's ρ of a signal with the losses of a method."""
+    return rank_correlation([row["signals"][signal] for row in rows], losses(rows, method))
+
+
+def losses(rows: Sequence[Mapping[str, Any]], method: str) -> list[float]:
+    return [row["methods"][method]["loss"] for row in rows]
 
 
 def parts(results: Mapping[str, Any]) -> Iterator[Part]:
-    pairs, correlations = results["pairs"], results["correlations"]
-    found = {row.get("signal", row.get("name")): row for row in correlations}
-    score = found.get("difficulty", correlations[0])
-    losses = sorted(pair["loss"] for pair in pairs)
+    rows = pairs_of(results)
+    methods, signals = list(rows[0]["methods"]), list(rows[0]["signals"])
+    about = results["zoos"]["text"]
+    several = len(methods) > 1
     yield Text(
-        f"We averaged all pairs of {len(results['experts'])} text experts. They lose between {percent(losses[0])} and "
-        f"{percent(losses[-1])} % of their accuracy. The difficulty guessed from the weights has a rank correlation of "
-        f"{score['rho']:.2f} with the loss (p = {score['p']:.2g}, which is optimistic because pairs share experts)"
-        f"{', so it predicts nothing here' if score['rho'] <= 0 or score['p'] > 0.05 else ''}. "
-        f"Goal of 0.6 on held-out pairs: {'met' if score['rho'] >= 0.6 else 'not met'} (nothing was fitted to these "
-        "pairs)."
+        f"We {'merged' if several else 'averaged'} all {len(rows)} pairs of {len(about['experts'])} text experts"
+        f"{f' in {len(methods)} ways' if several else ''}. The share of their accuracy that a pair loses is measured "
+        f"on {max(about['test'].values())} test sentences of each task. Signals come from the weights, or from "
+        f"{about['inputs']} other sentences of each task without their labels: the experts' own answers stand in for "
+        "those."
     )
-    cells = [[str(name), f"{row['rho']:.2f}", f"{row['p']:.2g}"] for name, row in found.items()]
-    yield Table(["signal", "Spearman's ρ with the loss", "p"], cells)
-    points = [(pair["difficulty"], pair["loss"]) for pair in pairs]
-    panel = Lines({"pairs of experts": points}, Axis("difficulty guessed"), Axis("loss", percent=True), scatter=True)
-    yield Figure("mergeability", "Loss of merged pairs against the difficulty guessed", [panel])
-    worst = sorted(pairs, key=lambda pair: pair["loss"], reverse=True)
-    cells = [[f"{pair['a']} + {pair['b']}", f"{pair['difficulty']:.3f}", percent(pair["loss"])] for pair in worst]
-    yield Table(["pair", "difficulty", "loss, %"], [*cells[:3], *cells[-3:]], "The worst and the best pairs")
+    cells = [
+        [name.replace("_", " "), describe(name), *(f"{correlation(rows, name, method):.2f}" for method in methods)]
+        for name in sorted(signals, key=lambda name: (name in INPUTS, name in GRADIENTS))
+    ]
+    if several:
+        own = [rank_correlation([r["methods"][m]["disagreement"] for r in rows], losses(rows, m)) for m in methods]
+        what = "inputs that the merge itself, not the mean, answers otherwise"
+        cells.append(["own disagreement", what, *(f"{rho:.2f}" for rho in own)])
+    yield Table(["signal", "what it is", *methods], cells, "Spearman's ρ of signals of a pair with what it loses")
+    yield from held_out(results, methods)
+    series = {
+        method: [(row["signals"][ESTIMATE], row["methods"][method]["loss"]) for row in rows] for method in methods
+    }
+    axes = Axis("inputs that the mean answers otherwise", percent=True), Axis("loss", percent=True)
+    yield Figure("mergeability", "Loss of merged pairs against the disagreement", [Lines(series, *axes, scatter=True)])
+    order = sorted(rows, key=lambda row: -row["methods"][methods[0]]["loss"])
+    worst = [
+        [
+            " + ".join(row["experts"]),
+            percent(row["signals"][ESTIMATE]),
+            *(percent(losses([row], m)[0]) for m in methods),
+        ]
+        for row in (*order[:3], *order[-3:])
+    ]
+    yield Table(["pair", "disagreement, %", *(f"loss, {m}, %" for m in methods)], worst, "The worst and the best pairs")
+
+
+def held_out(results: Mapping[str, Any], methods: Sequence[str]) -> Iterator[Part]:
+    """A line fitted to other experts and other methods, and whether it meets the goal."""
+    rows, images = pairs_of(results), pairs_of(results, "images")
+    cells, met = [], True
+    for method in methods:
+        others = [other for other in methods if other != method] or [method]
+        found = rank_correlation(predictions([ESTIMATE], rows, method, others), losses(rows, method))
+        met &= found >= GOAL
+        cell = [method, f"{found:.2f}"]
+        if images:
+            guessed = transferred([ESTIMATE], rows, images, others)
+            rho = rank_correlation(guessed, losses(images, method))
+            met &= rho >= GOAL
+            cell.append(f"{rho:.2f}")
+        cells.append(cell)
+    across = f" The {len(images)} pairs of image experts are predicted by the text experts." if images else ""
+    yield Text(
+        "For each pair, a straight line from the disagreement of the mean to the loss is fitted to the pairs that "
+        f"share no expert with it{', and to the other methods' if len(methods) > 1 else ''}.{across} Goal (a rank "
+        f"correlation of {GOAL} on held-out pairs and methods): {'met' if met else 'not met'}. "
+        f"{_noise(rows, methods[0])} `mg.analysis.pair_losses` estimates losses in this way."
+    )
+    columns = ["method", "ρ, held-out text experts", *(["ρ, image experts"] if images else [])]
+    yield Table(columns, cells, "Predicted and measured losses of experts and methods that the line has not seen")
+
+
+def _noise(rows: Sequence[Mapping[str, Any]], method: str) -> str:
+    """How well the costliest pairs are found, and how close together the others are."""
+    found, quarter = sorted(losses(rows, method)), len(rows) // 4
+    costly = sorted(rows, key=lambda row: -row["methods"][method]["loss"])[:quarter]
+    suspected = sorted(rows, key=lambda row: -row["signals"][ESTIMATE])[:quarter]
+    both = sum(row in suspected for row in costly)
+    return (
+        f"Of the costliest quarter of the pairs with the {method}, {both} of {quarter} are in the quarter that "
+        f"disagrees most. The half in the middle loses between {percent(found[quarter])} and "
+        f"{percent(found[-quarter - 1])} %, too close together to be ranked by so few sentences."
+    )
+
+
+def of_weights(signal: str) -> bool:
+    """Return whether a signal needs no inputs."""
+    return signal not in INPUTS and signal not in GRADIENTS
+
+
+def describe(signal: str) -> str:
+    """Return what a signal is."""
+    return INPUTS.get(signal) or GRADIENTS.get(signal) or "of the weights"

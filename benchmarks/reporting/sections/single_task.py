@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
+from benchmarks import answers
 from benchmarks.reporting.formats import error_of, number, percent
 from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
 from benchmarks.zoo.drift import LIMIT
 
+
+@dataclass(frozen=True)
+class Goal:
+    """Accuracy of single networks, and the share of it that a merge of so many should keep."""
+
+    single: float
+    models: int
+    kept: float
+
+
+MANY = "MergeMany"
+RIVALS = (MANY, "MergeMany by Frank-Wolfe", "match activations to the first")
+GOALS = {"resnet20-bn": Goal(single=0.88, models=5, kept=0.7)}
 #: Of one class of ten, the number of every set of images here.
 CHANCE = 0.1
 
@@ -41,10 +58,85 @@ def parts(network: str, results: Mapping[str, Any]) -> Iterator[Part]:
     yield Text(_guards(results))
     yield _accuracies(tables, ways, "accuracy", "Accuracy of the merge, %", images)
     yield _accuracies(tables, ways, "repaired_accuracy", "Accuracy after REPAIR, %", images)
+    yield from _compared(tables, mean, images)
+    if network in GOALS:
+        yield from _goals(GOALS[network], tables, mean, images)
     if any(row["cycle_error"] for table in tables.values() for row in table.values()):
         yield _cycles(tables, ways)
     if len(counts) > 1:
         yield _curves(network, tables, mean)
+
+
+def _compared(tables: Mapping[int, Any], single: float, images: int) -> Iterator[Part]:
+    """Both kinds of C²M³ against their rivals, image by image."""
+    rows = []
+    for count, table in tables.items():
+        right = _right(table, images)
+        for kind in (way for way in right if way.startswith("C²M³")):
+            accuracy = table[kind]["repaired_accuracy"]
+            found = (answers.paired(right[kind], right[rival]) if rival in right else None for rival in RIVALS)
+            rows.append(
+                [
+                    f"{count}",
+                    kind,
+                    f"{percent(accuracy)} ± {percent(error_of(accuracy, images))}",
+                    percent(accuracy / single),
+                    *("–" if gap is None else _gap(gap) for gap in found),
+                ]
+            )
+    if rows:
+        columns = [
+            "n",
+            "",
+            "accuracy, %",
+            "share of single networks, %",
+            *(f"above {rival}, points" for rival in RIVALS),
+        ]
+        caption = (
+            "After REPAIR, compared on the same images; ± one standard error, of differences over images and orders of "
+            "MergeMany; bold: more than two of them"
+        )
+        yield Table(columns, rows, caption)
+
+
+def _right(table: Mapping[str, Any], images: int) -> dict[str, np.ndarray]:
+    """Which images the merges classify correctly after REPAIR, shape (runs, images), where that is stored."""
+    return {
+        way: np.stack([answers.unpack(bits, images) for bits in row["repaired_right"]])
+        for way, row in table.items()
+        if "repaired_right" in row
+    }
+
+
+def _gap(gap: answers.Score) -> str:
+    cell = f"{percent(gap.mean)} ± {percent(gap.error)}"
+    return f"**{cell}**" if gap.clear else cell
+
+
+def _goals(goal: Goal, tables: Mapping[int, Any], single: float, images: int) -> Iterator[Part]:
+    said = [f"single networks at {percent(goal.single, 0)} % or more: {_met(single >= goal.single)}"]
+    table = tables.get(goal.models, {})
+    right = _right(table, images)
+    kinds = [way for way in right if way.startswith("C²M³")]
+    if kinds and MANY in right:
+        best = max(kinds, key=lambda way: table[way]["repaired_accuracy"])
+        kept, gap = table[best]["repaired_accuracy"] / single, answers.paired(right[best], right[MANY])
+        said += [
+            f"C²M³ of either kind with REPAIR keeps {percent(goal.kept, 0)} % of their accuracy with {goal.models} "
+            f"networks: {_met(kept >= goal.kept)} ({best}, {percent(kept)} %)",
+            "it is above MergeMany with REPAIR by more than two standard errors: "
+            f"{_met(gap.mean > 2 * gap.error)} ({percent(gap.mean)} ± {percent(gap.error)} points)",
+        ]
+    else:
+        said.append(
+            f"C²M³ with REPAIR keeps {percent(goal.kept, 0)} % of their accuracy with {goal.models} networks and is "
+            f"above MergeMany: not met, because only {max(tables)} networks have been merged so far"
+        )
+    yield Text(f"Goals: {'; '.join(said)}.")
+
+
+def _met(reached: bool) -> str:
+    return "met" if reached else "not met"
 
 
 def _guards(results: Mapping[str, Any]) -> str:
