@@ -22,7 +22,7 @@ demo: $(VENV)/.installed
 	$(BIN)/merganser demo demo-output --overwrite
 
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 MERGANSER_DATA=$(DATA) $(BIN)/pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 MERGANSER_DATA=$(DATA) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Damaged files of every kind that is read, in forked children: any crash, hang, leftover or surprise fails.
 fuzz: $(VENV)/.installed
@@ -32,9 +32,11 @@ fuzz: $(VENV)/.installed
 crash: $(VENV)/.installed
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m crash --kills $(KILLS)
 
-# Tiny models of all architectures in the list, merged, slerped and stacked, loaded and run by transformers.
+# Tiny models of all architectures in the list: merged, slerped and stacked, loaded and run by transformers; and their
+# symmetries derived, self-tested and compared with those on record.
 architectures: $(VENV)/.installed
-	MERGANSER_ARCHITECTURES=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/recipes/test_architectures.py
+	MERGANSER_ARCHITECTURES=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q \
+	    tests/recipes/test_architectures.py tests/align/test_architecture_symmetries.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
@@ -83,8 +85,9 @@ bench-quick: $(VENV)/.installed
 clean:
 	rm -rf $(VENV) build dist site demo-output bench bench-quick .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 
+# Python compiles what is imported; compiling all 23,000 files of the packages takes longer than the imports of the tests.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps timm # its torchvision has no CPU build to match
+	$(BIN)/pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/pip install --no-compile --quiet --disable-pip-version-check --no-deps timm # its torchvision has no CPU build to match
 	touch $@

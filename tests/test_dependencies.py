@@ -7,6 +7,7 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,8 @@ from typing import NamedTuple
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from support.source_trees import SOURCE, nodes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -45,7 +48,7 @@ class Import(NamedTuple):
 def find_imports(file: Path) -> Iterator[Import]:
     """Imports of packages that are neither Python's nor ours, as statements or by `require`, which names an extra."""
     found = []
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             found += [(alias.name, None) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -59,7 +62,7 @@ def find_imports(file: Path) -> Iterator[Import]:
     for name, extra in found:
         top = name.split(".")[0]
         if top not in sys.stdlib_module_names and top != "merganser":
-            yield Import(file.relative_to(ROOT), top, extra)
+            yield Import(file.relative_to(SOURCE), top, extra)
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -68,13 +71,17 @@ def names(requirements: list[str]) -> set[str]:
 
 CORE = names(PROJECT["dependencies"])
 EXTRAS = {extra: names(each) for extra, each in PROJECT["optional-dependencies"].items()}
-IMPORTS = [each for file in sorted((ROOT / "src").rglob("*.py")) for each in find_imports(file)]
 LOCKED = dict(re.findall(r"^([a-z0-9-]+)==(\S+) \\$", (ROOT / "requirements-dev.lock").read_text(), re.MULTILINE))
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    return tuple(each for file in sorted(SOURCE.rglob("*.py")) for each in find_imports(file))
 
 
 def test_every_import_is_declared() -> None:
     optional = set().union(*(EXTRAS[extra] for extra in EXTRAS.keys() - FOR_DEVELOPMENT))
-    for each in IMPORTS:
+    for each in imports():
         if each.extra is None:
             # Inside functions an optional package is imported after `require`, or for type checkers alone.
             assert each.distribution in CORE | optional, f"{each.file} imports {each.module}, which nobody declares"
@@ -86,7 +93,7 @@ def test_every_import_is_declared() -> None:
 
 
 def test_nothing_is_declared_in_vain() -> None:
-    imported = {each.distribution for each in IMPORTS}
+    imported = {each.distribution for each in imports()}
     assert CORE - imported == set()
     for extra in EXTRAS.keys() - FOR_DEVELOPMENT:
         assert EXTRAS[extra] - imported - {"merganser"} == set(), extra

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import merganser
+from support.source_trees import SOURCE, nodes
 
-SOURCE = Path(merganser.__file__).parent
 ROOT = Path(__file__).parents[1]
 
 
@@ -26,7 +25,7 @@ LAYERS = layers()
 
 def imported(path: Path) -> Iterator[str]:
     """The packages of this library that a file imports, anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:
             deeper = node.module.partition(".")[2]

@@ -2,17 +2,14 @@
 
 import ast
 from collections import defaultdict
-from pathlib import Path
 
-import merganser
-
-SOURCE = Path(merganser.__file__).parent
+from support.source_trees import SOURCE, nodes
 
 
 def test_no_class_name_stands_in_two_modules() -> None:
     homes = defaultdict(list)
     for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(str(path.relative_to(SOURCE)))
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}

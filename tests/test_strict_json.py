@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import merganser
 from merganser.strict_json import MAX_BYTES, MAX_DEPTH, parse_json, read_json
+from support.source_trees import SOURCE, nodes
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -91,11 +91,10 @@ def test_files_are_read_no_further_than_the_limit(tmp_path: Path) -> None:
 
 
 def test_nothing_else_in_the_product_reads_json() -> None:
-    source = Path(merganser.__file__).parent
     readers = {
-        str(path.relative_to(source))
-        for path in source.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in ("load", "loads", "JSONDecoder")
         if isinstance(node.value, ast.Name) and node.value.id == "json"
     }

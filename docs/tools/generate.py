@@ -14,7 +14,8 @@ import yaml
 from typer.main import get_command
 
 from merganser.cli import build
-from merganser.evolve.runschema import RunFile
+from merganser.evolve.runfile import RunFile
+from merganser.evolve.schema import json_schema
 from merganser.methods.catalogue import MethodRow, catalogue
 from merganser.recipes.json_schema import recipe_schema
 
@@ -34,6 +35,14 @@ PACKAGES = (
     "surgery",
     "tuning",
 )
+#: Records of a run file, as their tables are called.
+SECTIONS = {
+    "ModelSettings": "model",
+    "Objective": "objective",
+    "Search": "search",
+    "SearchParameter": "parameter",
+    "StudyTask": "task",
+}
 WHEN = yaml.safe_load((ROOT / "docs/tools/when_to_use.yml").read_text(encoding="utf-8"))
 COPIES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security_policy.md"}
 
@@ -87,26 +96,33 @@ def commands() -> str:
 
 def files() -> str:
     """Return the keys of recipes and run files as tables."""
-    recipe, run = recipe_schema(), RunFile.model_json_schema()
+    recipe, run = recipe_schema(), json_schema(RunFile)
     shared = set(recipe["$defs"]["parameters"]["properties"])
     parts = ["# Recipes and run files", "Every key of the two files that you write. [Recipes](../recipes.md) and"]
     parts[-1] += " [Evolution](../evolution.md) explain them; `merganser schema` prints the JSON Schemas."
     tables = [("Recipe", recipe)]
-    tables += [(f"Recipe: {name}", recipe["$defs"][name]) for name in ("entry", "override", "output", "conventions")]
+    sections = ("entry", "slice", "module", "override", "output", "tokenizer", "token", "token_source", "conventions")
+    tables += [(f"Recipe: {name}", recipe["$defs"][name]) for name in sections]
     tables += [("Run file", run)]
-    tables += [(f"Run file: {name.removesuffix('Entry').lower()}", each) for name, each in run["$defs"].items()]
+    tables += [(f"Run file: {SECTIONS[name]}", each) for name, each in run["$defs"].items()]
     for title, schema in tables:
-        rows = ["| key | values | default |", "|---|---|---|"]
+        rows = ["| key | values | default | meaning |", "|---|---|---|---|"]
         required = schema.get("required", ())
         for key, value in schema["properties"].items():
             if title in ("Recipe: entry", "Recipe: override") and key in shared:
                 continue
-            default = "required" if key in required else str(value.get("default", "")).lower().replace("none", "")
-            rows.append(f"| `{key}` | {values(value)} | {default} |")
+            default = "required" if key in required else written(value.get("default"))
+            meaning = " ".join(value.get("description", "").split()).replace("|", "or")
+            rows.append(f"| `{key}` | {values(value)} | {default} | {meaning} |")
         parts += [f"## {title}", "\n".join(rows)]
         if title in ("Recipe: entry", "Recipe: override"):
             parts.append("Also the parameters of the [method](methods.md).")
     return "\n\n".join(parts) + "\n"
+
+
+def written(default: Any) -> str:
+    """Return a default as YAML has it."""
+    return "" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def values(schema: dict[str, Any]) -> str:
@@ -118,8 +134,8 @@ def values(schema: dict[str, Any]) -> str:
             "recipe": "[recipe](#recipe)",
             "parameters": "[parameters](methods.md) of the method",
         }
-        place = f"{'run-file' if name.endswith('Entry') else 'recipe'}-{name.removesuffix('Entry').lower()}"
-        return known.get(name, f"[{name.removesuffix('Entry').lower()}](#{place})")
+        shown = SECTIONS.get(name, name)
+        return known.get(name, f"[{shown}](#{'run-file' if name in SECTIONS else 'recipe'}-{shown})")
     if "enum" in schema:
         return (
             "[method](methods.md)" if len(schema["enum"]) > 20 else ", ".join(f"`{value}`" for value in schema["enum"])

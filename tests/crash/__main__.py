@@ -156,12 +156,12 @@ def _digest(place: Path) -> str:
     return merges.digest(place) if place.is_dir() else ""
 
 
-def fail_every_operation(scenario: Scenario, room: Path, fault: Callable[[int], Disk]) -> Totals:
-    """The n-th operation of the disk goes wrong, for every n."""
+def fail_every_operation(scenario: Scenario, room: Path, fault: Callable[[int], Disk], step: int = 1) -> Totals:
+    """The n-th operation of the disk goes wrong, for every n, or for every `step`-th."""
     expected, _ = reference(scenario, room)
     operations = list_operations(scenario, room)
     totals = Totals()
-    for at, operation in enumerate(operations):
+    for at, operation in list(enumerate(operations))[::step]:
         directory = fresh(scenario, room)
         code, said = run_in_child(lambda at=at, directory=directory: scenario.work(directory, fault(at)))
         named = code != 1 or said.split()[0] in NAMED

@@ -21,8 +21,8 @@ from crash import merges
 from crash.faults import Counting, faulty_connections
 from merganser.engine.disk import Disk
 from merganser.engine.publishing import publish
-from merganser.evolve.design import StudyTask
 from merganser.evolve.study import Study
+from merganser.evolve.tasks import StudyTask
 from merganser.library import Library, storage
 from merganser.recipes.running import run
 from merganser.tuning import score_journal
@@ -263,7 +263,7 @@ class ShortStudy(StudyRun):
     name = "study, short"
     faulty = True
     settings: ClassVar[dict[str, Any]] = {
-        "tasks": (StudyTask("quiz", 200, subset=20),), "endpoints": (), "population": 5, "generations": 2,
+        "tasks": {"quiz": StudyTask(200, subset=20)}, "population": 5, "generations": 2,
     }  # fmt: skip
 
     def work(self, directory: Path, disk: Disk | None = None, again: bool = False) -> None:

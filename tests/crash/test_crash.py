@@ -33,9 +33,10 @@ def test_a_directory_written_in_one_go(tmp_path: Path, fault: str) -> None:
     [(Sweep(), "full disk"), (LibraryChange(), "kill"), (LibraryChange(), "full disk"), (ShortStudy(), "full disk")],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
-def test_every_write_of_sweeps_libraries_and_studies(tmp_path: Path, scenario: Scenario, fault: str) -> None:
-    totals = fail_every_operation(scenario, tmp_path, FAULTS[fault])
-    assert totals.tried > 20
+def test_writes_of_sweeps_libraries_and_studies(tmp_path: Path, scenario: Scenario, fault: str) -> None:
+    """Every second one; they repeat themselves, and `make crash` takes all."""
+    totals = fail_every_operation(scenario, tmp_path, FAULTS[fault], step=2)
+    assert totals.tried > 10
     assert totals.wrong == []
 
 

@@ -56,7 +56,7 @@ def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     text = inspect.getdoc(PUBLIC[name]) or ""
     assert "\nExample:\n" in f"\n{text}", f"{name} has no example"
     monkeypatch.chdir(tmp_path)
-    example = doctest.DocTestParser().get_doctest(text, world(tmp_path), name, None, None)
+    example = doctest.DocTestParser().get_doctest(text, world(tmp_path, text), name, None, None)
     assert example.examples, f"the example of {name} has no code"
     printed: list[str] = []
     runner = doctest.DocTestRunner(_Checker(), verbose=False, optionflags=doctest.ELLIPSIS)

@@ -137,13 +137,14 @@ def test_mentioned_commands_have_their_options(guide: str) -> None:
 @pytest.mark.parametrize("guide", GUIDES)
 def test_recipes_and_run_files_load(guide: str) -> None:
     from merganser import recipes
-    from merganser.evolve.runschema import RunFile
+    from merganser.evolve.runfile import RunFile
+    from merganser.evolve.schema import from_document
     from merganser.surgery.moe_recipes import load_moe
 
     for _, block in blocks(guide, "yaml"):
         document = yaml.safe_load(block)
         if "space" in document:
-            RunFile.model_validate(document)
+            from_document(RunFile, document)
         elif "experts" in document:
             load_moe(document)
         else:

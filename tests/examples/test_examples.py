@@ -16,8 +16,9 @@ EXAMPLES = ROOT / "examples"
 
 @pytest.fixture
 def example(tmp_path, monkeypatch, capsys):
-    """Runs an example as a script in an empty directory; returns what it printed."""
+    """Runs an example as a script in an empty directory, on networks of half their width; returns what it printed."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("merganser.digits.WIDTH", 256)
 
     def run(name, *arguments):
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])

@@ -27,8 +27,11 @@ def network(seed: int = 0) -> nn.Module:
         return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
 
 
-def world(directory: Path) -> dict[str, Any]:
-    """Write `base`, `math`, `code` and `recipe.yml` into a directory; return the names that examples may use."""
+def world(directory: Path, text: str = "library") -> dict[str, Any]:
+    """Write `base`, `math`, `code` and `recipe.yml` into a directory; return the names that examples may use.
+
+    The library is built if the text that uses the names speaks of one.
+    """
     torch.manual_seed(0)
     base = network()
     experts = {"math": copy.deepcopy(base), "code": copy.deepcopy(base)}
@@ -56,6 +59,6 @@ def world(directory: Path) -> dict[str, Any]:
         "labels": labels,
         "batches": [(images[:6], labels[:6]), (images[6:], labels[6:])],
         "encoder": encoder,
-        "library": mg.library.Library.build(encoder, tasks, directory / "library"),
         "heads": {name: nn.Linear(16, 4) for name in tasks},
+        **({"library": mg.library.Library.build(encoder, tasks, directory / "library")} if "library" in text else {}),
     }
