@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -32,19 +33,28 @@ def jobs(tmp_path):
     return Jobs(tmp_path / "jobs")
 
 
-def sleeper(jobs, folder):
-    """A job that waits for a recipe that never comes: a command that can be stopped at leisure."""
+def start_sleeper(jobs, folder):
+    """Start a job that waits for a recipe that never comes: a command that can be stopped at leisure."""
     os.mkfifo(folder / "never.yml")
-    job = jobs.start(
-        Command(
-            "merge",
-            "Wait",
-            words("merge", str(folder / "never.yml"), str(folder / "o"), json=True),
-            str(folder),
-            resumable=True,
-        )
-    )
-    return wait(jobs, job["id"], "running")["id"]
+    arguments = words("merge", str(folder / "never.yml"), str(folder / "o"), json=True)
+    return jobs.start(Command("merge", "Wait", arguments, str(folder), resumable=True))["id"]
+
+
+@contextlib.contextmanager
+def sleeper(jobs, folder):
+    """A job that is waiting for its recipe: it has opened the pipe, and nobody writes into it."""
+    name = start_sleeper(jobs, folder)
+    for _ in range(1200):
+        with contextlib.suppress(OSError):  # nobody reads yet
+            writer = os.open(folder / "never.yml", os.O_WRONLY | os.O_NONBLOCK)
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError(jobs.output(name))
+    try:
+        yield name
+    finally:
+        os.close(writer)
 
 
 def test_a_merge_is_what_the_command_line_merges(client, folder):
@@ -57,12 +67,8 @@ def test_a_merge_is_what_the_command_line_merges(client, folder):
         time.sleep(0.1)
     assert found["status"] == "done", found
     assert {event["event"] for event in found["events"]} >= {"plan", "progress", "done"}
-    mg.run(
-        folder / "recipe.yml"
-        if False
-        else {"method": "ties", "base": str(folder / "base"), "models": [str(folder / "math"), str(folder / "code")]},
-        folder / "again",
-    )
+    models = [str(folder / "math"), str(folder / "code")]
+    mg.run({"method": "ties", "base": str(folder / "base"), "models": models}, folder / "again")
     one, two = (mg.open(folder / name).state_dict() for name in ("merged", "again"))
     assert all(one[name].equal(two[name]) for name in two)
     assert client.delete(f"/api/jobs/{job['id']}").status_code == 200
@@ -85,13 +91,12 @@ def test_what_is_wrong_is_said_before_anything_starts(client):
 
 
 def test_cancel_and_resume(jobs, folder):
-    name = sleeper(jobs, folder)
-    with pytest.raises(InputError, match="cancel it first"):
-        jobs.remove(name)
-    jobs.cancel(name)
-    job = wait(jobs, name)
-    assert job["status"] == "cancelled"
-    assert job["code"] in (130, -signal.SIGINT)  # the command may not have set out yet
+    with sleeper(jobs, folder) as name:
+        with pytest.raises(InputError, match="cancel it first"):
+            jobs.remove(name)
+        jobs.cancel(name)
+        job = wait(jobs, name)
+    assert (job["status"], job["code"]) == ("cancelled", 130)
     (folder / "never.yml").unlink()
     (folder / "never.yml").write_text(RECIPE)
     again = jobs.resume(name)
@@ -102,10 +107,25 @@ def test_cancel_and_resume(jobs, folder):
         jobs.resume(name)
 
 
+@pytest.mark.parametrize("seconds", [0, 0.05, 0.1, 0.2, 0.4])
+def test_a_job_is_cancelled_at_whatever_moment_of_its_start(jobs, folder, seconds):
+    name = start_sleeper(jobs, folder)
+    time.sleep(seconds)
+    jobs.cancel(name)
+    assert wait(jobs, name)["status"] == "cancelled"
+
+
+def test_cancelling_a_job_that_has_ended_changes_nothing(jobs, folder):
+    job = jobs.start(Command("check", "Check", words("inspect", str(folder / "nothing"), json=True), str(folder)))
+    before = wait(jobs, job["id"])
+    assert jobs.cancel(job["id"]) == before
+    assert before["status"] == "failed"
+
+
 def test_a_job_killed_with_its_runner_counts_as_interrupted(jobs, folder):
-    name = sleeper(jobs, folder)
-    os.killpg(int((jobs.directory / name / "process").read_text()), signal.SIGKILL)
-    assert wait(jobs, name)["status"] == "interrupted"
+    with sleeper(jobs, folder) as name:
+        os.killpg(int((jobs.directory / name / "process").read_text()), signal.SIGKILL)
+        assert wait(jobs, name)["status"] == "interrupted"
     assert Jobs(jobs.directory).describe(name)["status"] == "interrupted"
 
 

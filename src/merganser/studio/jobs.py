@@ -151,8 +151,11 @@ class Jobs:
     def cancel(self, name: str) -> dict[str, Any]:
         """Interrupt a job like Ctrl-C; finished work is kept for a resume."""
         directory = self._directory(name)
+        if self.describe(name)["status"] not in ("starting", "running"):
+            return self.describe(name)
+        # The runner looks for the file once it holds the lock: if it does not hold it yet, it starts nothing.
+        (directory / "cancelled").touch()
         if _held(directory / "lock"):
-            (directory / "cancelled").touch()
             with contextlib.suppress(ProcessLookupError, ValueError, FileNotFoundError):
                 os.killpg(int((directory / "process").read_text(encoding="ascii")), signal.SIGINT)
         return self.describe(name)

@@ -17,6 +17,9 @@ from pathlib import Path
 
 from merganser.strict_json import read_json
 
+#: The exit code of commands that Ctrl-C has stopped, and of jobs that were cancelled before their command started.
+CANCELLED = 130
+
 
 def run(directory: Path) -> int:
     """Run the command of a job to its end and record how it ended.
@@ -27,9 +30,12 @@ def run(directory: Path) -> int:
     Returns:
         The exit code of the command.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the command, which reports what it leaves behind
+    interrupts: list[int] = []  # meant for the command, which reports what it leaves behind
+    signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    if (directory / "cancelled").exists():
+        return _record(directory, CANCELLED, 0.0)
     job = read_json(directory / "job.json")
     began = time.time()
     with (
@@ -43,11 +49,17 @@ def run(directory: Path) -> int:
             stdin=given,
             stdout=events,
             stderr=log,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
+        if interrupts:  # they came while the command was being started, which may not have seen them
+            command.send_signal(signal.SIGINT)
         code = command.wait()
+    return _record(directory, code, time.time() - began)
+
+
+def _record(directory: Path, code: int, seconds: float) -> int:
+    """Write how a job ended, as a whole file or none, and return its exit code."""
     ended = directory / "exit.json.new"
-    ended.write_text(json.dumps({"code": code, "seconds": round(time.time() - began, 3)}), encoding="utf-8")
+    ended.write_text(json.dumps({"code": code, "seconds": round(seconds, 3)}), encoding="utf-8")
     ended.replace(directory / "exit.json")
     return code
 
