@@ -14,7 +14,6 @@ from merganser import recipes
 from merganser.errors import InputError, RecipeError
 from merganser.plain import to_yaml
 from merganser.recipes import keys
-from merganser.recipes.loading import native_document
 
 MODELS = ["base", "a", "b", "c"]
 DIALECT = [*parameter_cases("base", MODELS[1:]), *other_cases("base", MODELS[1:], "narrow")]
@@ -61,6 +60,10 @@ RECIPES = {
     **{f"example: {name}": text for name, text in OWN.items()},
     "expression": "expression: base + 0.4*(a - b)\nmodels: {base: base, a: a, b: b}\n",
 }
+
+
+def native_document(text: str) -> Any:
+    return recipes.load(text).document
 
 
 def meaning(name: str, hub: Any, translated: str | None = None) -> Any:

@@ -50,9 +50,9 @@ def command(
 def show_native(recipe: Path, as_json: bool) -> None:
     """Print a recipe as a native document."""
     from merganser.plain import to_yaml
-    from merganser.recipes.loading import native_document
+    from merganser.recipes.loading import load
 
-    document = native_document(recipe)
+    document = load(recipe).document
     if as_json:
         emit(document)
     else:
@@ -72,7 +72,6 @@ def show_plan(
     from merganser import recipes
     from merganser.checkpoints.opening import open_headers
     from merganser.checkpoints.sidecars import prepare_sidecars
-    from merganser.engine.requantised import unquantised
     from merganser.recipes.running import check_workers
     from merganser.report.plans import describe_tensors, tensor_table
 
@@ -80,7 +79,7 @@ def show_plan(
     check_workers(workers, device)
     merge = recipes.prepare(recipes.load(recipe).with_options(**options), open_headers)
     prepare_sidecars(merge.plan.sidecars, merge.sources)  # reports their problems
-    rows = describe_tensors(unquantised(merge)) if tensors else None
+    rows = describe_tensors(merge.quantises or merge) if tensors else None
     show_merge(merge, memory, workers, as_json, rows)
     if rows is not None and not as_json:
         say("\n" + tensor_table(rows).text())

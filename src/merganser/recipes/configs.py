@@ -171,6 +171,6 @@ def chat_template(recipe: Recipe, table: SourceTable, tokenizer: Tokenizer) -> s
         with reading(file, RecipeError):
             return file.read_text(encoding="utf-8")
     raise RecipeError(
-        f"{recipe.keys.chat_template}: {asked!r} is neither a template, nor a file, nor a known name"
+        f"{recipe.places.rename('output.chat_template')}: {asked!r} is neither a template, nor a file, nor a known name"
         f"{did_you_mean(asked, ['auto', *TEMPLATES])}"
     )

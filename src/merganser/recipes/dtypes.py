@@ -41,6 +41,6 @@ class Dtypes:
         """Return notes on models that are stored in another dtype than the output."""
         return [
             f"{self._table.models[source.model].label} is stored in {dtype} and the output in {chosen}, "
-            f"since the recipe does not choose a dtype; set {self._recipe.keys.dtype} to choose"
+            f"since the recipe does not choose a dtype; set {self._recipe.places.rename('output.dtype')} to choose"
             for dtype, (source, chosen) in self._other.items()
         ]

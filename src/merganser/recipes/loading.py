@@ -44,8 +44,8 @@ def load(
         'ties'
     """
     if isinstance(source, Mapping):
-        plain = _plain(source)
-        return _document(plain, {}, root, plain, "recipe", (), held=held)
+        given = to_yaml_values(source)
+        return _document(given, {}, root, given, "recipe", (), held=held)
     text = os.fspath(source)
     if text == "-":
         with reading("standard input", RecipeError, _HINT):
@@ -54,19 +54,6 @@ def load(
     if "\n" in text or (": " in text and not Path(text).exists()):
         return _load(documents.parse(text), root, text, "recipe", ())
     return _load_file(Path(text), ())
-
-
-def native_document(source: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return a recipe as a native document, with its inline recipes; files it names stay references.
-
-    Raises:
-        RecipeError: If the recipe is invalid.
-
-    Example:
-        >>> native_document("merge_method: linear\\nmodels: [{model: a}, {model: b}]")["method"]
-        'linear'
-    """
-    return _native_text(load(source).text)  # load() validates it
 
 
 def resolve_document(recipe: Recipe) -> dict[str, Any]:
@@ -78,7 +65,7 @@ def resolve_document(recipe: Recipe) -> dict[str, Any]:
     """
     inner = {entry.label: entry.recipe for entry in recipe.entries() if entry.recipe is not None}
     document: dict[str, Any] = _inline(
-        _native_text(recipe.text), {label: each for label, each in inner.items() if each.root == recipe.root}
+        recipe.document, {label: each for label, each in inner.items() if each.root == recipe.root}
     )
     output = document.get("output") or {}
     if recipe.output.dtype is not None:
@@ -101,28 +88,6 @@ def _inline(value: Any, recipes: Mapping[str, Recipe]) -> Any:
     if isinstance(value, str) and value in recipes:
         return {"recipe": resolve_document(recipes[value]), "label": value}
     return value
-
-
-def _native_text(text: str) -> dict[str, Any]:
-    found = [document for document in documents.parse(text) if document is not None]
-    numbered = list(enumerate(found, 1))
-    names = _names(numbered, "recipe") if len(found) > 1 else {}
-    final = next((position for position, _ in numbered if position not in names), len(found))
-    stages = {name: found[position - 1] for position, name in names.items()}
-    return _native(found[final - 1], stages)
-
-
-def _native(data: Mapping[str, Any], stages: Mapping[str, Any]) -> dict[str, Any]:
-    def inside(value: Any) -> Any:
-        if isinstance(value, list):
-            return [inside(each) for each in value]
-        if not isinstance(value, dict):
-            return value
-        if {"merge_method", "method", "expression"} & value.keys() and "match" not in value:
-            return _native(value, stages)
-        return {key: inside(each) for key, each in value.items()}
-
-    return {key: inside(value) for key, value in translate(data, stages).document.items()}
 
 
 def _load_file(path: Path, parents: tuple[Path, ...]) -> Recipe:
@@ -242,15 +207,17 @@ def _document(
     if not isinstance(data, dict):
         raise RecipeError(f"{source}: a recipe is a mapping with a method and models, got {type(data).__name__}")
 
+    inside: dict[int, Recipe] = {}
+
     def nested(inner: Any, where: str) -> Recipe:
         if isinstance(inner, str):
             beside = (root or Path()) / os.path.expanduser(inner)
             return _load_file(beside if beside.exists() else Path(inner), parents)
         if not isinstance(inner, dict):
             raise RecipeError(f"{where}: expected a recipe or the path of one")
-        if read is not None and id(inner) in read:
-            return read[id(inner)]
-        return _document(inner, stages, root, inner, where, parents, read)
+        known = read.get(id(inner)) if read is not None else None
+        inside[id(inner)] = known or _document(inner, stages, root, inner, where, parents, read)
+        return inside[id(inner)]
 
     try:
         refuse_other_tools(data)
@@ -258,17 +225,27 @@ def _document(
         raise RecipeError(f"{source}: {error}") from None
     if "merge_method" in data and "method" in data:
         raise RecipeError(f"{source}: has method and merge_method; a recipe is in one dialect")
-    return native.read(translate(data, stages, source), nested, root, written, source, held)
+    translation = translate(data, stages, source)
+    recipe = native.read(translation, nested, root, written, source, held)
+    return replace(recipe, document=_make_native(translation.document, inside))
 
 
-def _plain(value: Any) -> Any:
-    """Return the value as YAML would load it: paths as text, tuples as lists, array scalars as numbers."""
+def _make_native(value: Any, recipes: Mapping[int, Recipe]) -> Any:
+    """Return a copy of a document with native documents in place of `recipes`, which are given by identity."""
+    value = recipes[id(value)].document if id(value) in recipes else value
+    if isinstance(value, list):
+        return [_make_native(each, recipes) for each in value]
+    return {key: _make_native(each, recipes) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def to_yaml_values(value: Any) -> Any:
+    """Return the value as YAML would load it: paths as text, tuples and arrays as lists, their scalars as numbers."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): to_yaml_values(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [to_yaml_values(each) for each in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, str):
         return str.__str__(value)  # str() of an enumeration member would be its name
-    return value.item() if hasattr(value, "item") else value
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -20,7 +20,7 @@ from merganser.methods.registry import lookup, mergekit_defaults
 from merganser.recipes import fields
 from merganser.recipes.fields import REPORTED, Declared, expect, kind_of, known_keys
 from merganser.recipes.mergekit_parameters import KNOWN, REMARKS, acting, required, without_effect
-from merganser.recipes.schema import OutputKeys, Places, Problems
+from merganser.recipes.schema import Places, Problems
 
 KEYS = (
     "merge_method",
@@ -57,14 +57,12 @@ class Translation:
     Attributes:
         document: The recipe in native keys; `fields.REPORTED` replaces values whose problems were reported.
         places: Places of the native document -> places of the original.
-        keys: The names of the output options in the original.
         notes: Notes for the author of the original.
         problems: Problems of the original.
     """
 
     document: dict[str, Any] = field(default_factory=dict)
     places: Places = field(default_factory=Places)
-    keys: OutputKeys = field(default_factory=OutputKeys)
     notes: list[str] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
 
@@ -113,7 +111,6 @@ class _Translator:
         document["output"] = self._output(data)
         if conventions := self._conventions(document):
             document["conventions"] = conventions
-        self.made.keys = _output_keys(data)
         return self.made
 
     def _conventions(self, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -311,11 +308,6 @@ class _Translator:
             if data.get(key) is not None:
                 output[key] = data[key]
         return output
-
-
-def _output_keys(data: Mapping[str, Any]) -> OutputKeys:
-    tokenizer = "tokenizer" if data.get("tokenizer") is not None else "tokenizer_source"
-    return OutputKeys("dtype", tokenizer, "chat_template", "exclude")
 
 
 def _reference(raw: Any, where: str) -> str:

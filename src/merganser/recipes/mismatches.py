@@ -87,7 +87,7 @@ class Mismatches:
             f"{list(spec.shape)} in {label if source.name == name else f'{source.name!r} of {label}'}"
             for (source, spec), label in zip(given, labels, strict=True)
         ]
-        key = self.recipe.keys.tokenizer
+        key = self.recipe.places.rename("output.tokenizer")
         advice = f"; if their vocabularies differ, set {key} to base, union or one of the models" if hint else ""
         return f"{name!r} has unequal shapes: {', '.join(places)}{advice}"
 
@@ -111,7 +111,7 @@ class Mismatches:
     def complex(self, name: str, label: str, spec: TensorSpec) -> None:
         self.add(
             f"{name!r} of {label} is {spec}: a complex tensor cannot be merged; "
-            f"to leave it out: {self.recipe.keys.exclude}: [{name!r}]"
+            f"to leave it out: {self.recipe.places.rename('output.exclude')}: [{name!r}]"
         )
 
     def extra(self, planned: Iterable[str], stacking: Stacking) -> None:
@@ -142,7 +142,7 @@ class Mismatches:
             label = self.table.models[model].label
             self.notes.append(f"{len(names)} integer tensor(s) are copied from {label} alone, such as {names[0]!r}")
         found = [*self._found, *self._codes()]
-        told = Names(self.table, self._missing, self._surplus, self.recipe.keys.exclude)
+        told = Names(self.table, self._missing, self._surplus, self.recipe.places.rename("output.exclude"))
         models = sorted({*self._missing, *self._surplus})
         # Codes have other names and shapes than weights; report only that they are codes.
         models = [model for model in models if not {0, model} & self._quantised.keys()]

@@ -67,7 +67,7 @@ def read(
     made.problems.absorb(reader.problems, made.places)
     fields.finish(made.problems, [each for each in reader.references if each[1] not in held], root, source)
     assert recipe is not None
-    return replace(recipe, keys=made.keys, notes=tuple(dict.fromkeys(made.notes)))
+    return replace(recipe, places=made.places, notes=tuple(dict.fromkeys(made.notes)))
 
 
 class _NativeReader:

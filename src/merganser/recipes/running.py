@@ -23,10 +23,10 @@ from merganser.engine.processes import execute_in_processes
 from merganser.engine.sinks import DictSink
 from merganser.engine.writer import CheckpointWriter
 from merganser.errors import InputError
-from merganser.lazy import np, torch
+from merganser.lazy import torch
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as method_parameters
-from merganser.recipes.loading import load, resolve_document
+from merganser.recipes.loading import load, resolve_document, to_yaml_values
 from merganser.recipes.planning import prepare
 from merganser.recipes.schema import Recipe
 
@@ -80,10 +80,10 @@ def merge(
         >>> merged = mg.merge([math, code], method="ties", base=base, density=0.2, weight=[0.6, 0.4])
     """
     check_workers(workers, device)
-    parameters = {name: _plain(value) for name, value in parameters.items()}
     labelled = _labelled(models)
     opened = {label: open_labelled(reference, label) for label, reference in labelled.items()}
-    entries = _entries(method, list(opened), parameters)
+    shared, own = _split(method, to_yaml_values(parameters), len(opened))
+    entries = [{"path": label, **{name: own[name][i] for name in own}} for i, label in enumerate(opened)]
     for entry, sides in zip(entries, _sides(statistics or {}, list(opened)), strict=True):
         for kind, side in sides.items():
             entry[kind] = _free(f"{kind} of {entry['path']}", "statistics", opened)
@@ -91,7 +91,7 @@ def merge(
     document: dict[str, Any] = {
         "method": method,
         "models": entries,
-        "parameters": {name: value for name, value in parameters.items() if not _spread(method, name, value)},
+        "parameters": shared,
         "overrides": overrides,
         "output": output if dtype is None else {**(output or {}), "dtype": dtype_name(dtype)},
         "seed": seed,
@@ -295,24 +295,11 @@ def _sides(
     return found
 
 
-def _plain(value: Any) -> Any:
-    """Convert arrays and numbers of numpy and torch to Python values."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return value.tolist() if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) else value
-
-
-def _spread(method: str, name: str, value: Any) -> bool:
+def _split(method: str, parameters: Mapping[str, Any], models: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the parameters that all models share, and those given as one value per model."""
     known = method_parameters(lookup(method))
-    return isinstance(value, (list, tuple)) and name in known and known[name].per_model
-
-
-def _entries(method: str, labels: Sequence[str], parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = [{"path": label} for label in labels]
-    for name, value in parameters.items():
-        if _spread(method, name, value):
-            if len(value) != len(labels):
-                raise InputError(f"{name}: {len(value)} values for {len(labels)} models")
-            for entry, each in zip(entries, value, strict=True):
-                entry[name] = each
-    return entries
+    own = {n: v for n, v in parameters.items() if isinstance(v, list) and n in known and known[n].per_model}
+    for name, values in own.items():
+        if len(values) != models:
+            raise InputError(f"{name}: {len(values)} values for {models} models")
+    return {name: value for name, value in parameters.items() if name not in own}, own

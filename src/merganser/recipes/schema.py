@@ -138,14 +138,16 @@ class Conventions:
     required: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class OutputKeys:
-    """The names of the output options in the dialect of the recipe, for messages."""
+class Places(dict[str, str]):
+    """Places of a native document -> their names in the document that the user wrote."""
 
-    dtype: str = "output.dtype"
-    tokenizer: str = "output.tokenizer"
-    chat_template: str = "output.chat_template"
-    exclude: str = "output.exclude"
+    def rename(self, text: str) -> str:
+        """Return a place, or a message that begins with one, with the user's names."""
+        found = [
+            place for place in self if text.startswith(place) and text[len(place) :][:1] in ("", ":", ".", "[", ",")
+        ]
+        longest = max(found, key=len, default="")
+        return f"{self[longest]}{text[len(longest) :]}" if longest else text
 
 
 @dataclass(frozen=True)
@@ -162,9 +164,10 @@ class Recipe:
         seed: The seed of methods that draw at random.
         match_experts: Put the experts of every mixture in the order of the base's (the first model's) first.
         conventions: What the recipe means where it could mean two things.
-        keys: What the options are called where the recipe was written, for messages.
+        places: The user's names for places of the native document, for messages.
         notes: What the user should know.
         written: The text or document it was read from.
+        document: The recipe in native keys, with the recipes written inside it; recipe files stay references.
         root: The directory of its file.
 
     Example:
@@ -182,9 +185,10 @@ class Recipe:
     seed: int = 0
     match_experts: bool = False
     conventions: Conventions = Conventions()
-    keys: OutputKeys = OutputKeys()
+    places: Places = field(default_factory=Places)
     notes: tuple[str, ...] = ()
     written: Written = ""
+    document: Mapping[str, Any] = field(default_factory=dict)
     root: Path | None = None
 
     @property
@@ -234,18 +238,6 @@ def _size(given: int | str) -> int:
     if found < 1:
         raise InputError(f"shard size: expected at least a byte, got {given!r}")
     return found
-
-
-class Places(dict[str, str]):
-    """Places of a native document -> their names in the document that the user wrote."""
-
-    def rename(self, text: str) -> str:
-        """Return a place, or a message that begins with one, with the user's names."""
-        found = [
-            place for place in self if text.startswith(place) and text[len(place) :][:1] in ("", ":", ".", "[", ",")
-        ]
-        longest = max(found, key=len, default="")
-        return f"{self[longest]}{text[len(longest) :]}" if longest else text
 
 
 class Problems:

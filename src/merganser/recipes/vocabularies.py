@@ -54,7 +54,7 @@ def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
     options = recipe.output.tokenizer
     if options is None:
         return None
-    where = recipe.keys.tokenizer
+    where = recipe.places.rename("output.tokenizer")
     notes: list[str] = []
     check_absent(options, where)
     model = _source(options, table, where)
@@ -198,7 +198,7 @@ def renumbered(recipe: Recipe, table: SourceTable) -> list[str]:
         if other:
             notes.append(
                 f"{other} tokens have other numbers in {table.models[i].label} than in {table.models[0].label}, and "
-                f"rows are merged by number; set {recipe.keys.tokenizer} to merge them by token"
+                f"rows are merged by number; set {recipe.places.rename('output.tokenizer')} to merge them by token"
             )
     return notes
 

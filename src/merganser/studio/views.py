@@ -99,7 +99,7 @@ def read_recipe(roots: Roots, written: str | Mapping[str, Any], beside: str | No
         beside: The directory that relative paths are looked for in first.
     """
     from merganser.recipes.documents import parse
-    from merganser.recipes.loading import native_document
+    from merganser.recipes.loading import load
 
     text = written if isinstance(written, str) else to_yaml(written)
     found: dict[str, Any] = {
@@ -117,7 +117,7 @@ def read_recipe(roots: Roots, written: str | Mapping[str, Any], beside: str | No
         found["dialect"] = "mergekit" if "merge_method:" in text else "native"
         if found["dialect"] == "mergekit":
             with contextlib.suppress(MerganserError):  # the plan reports the problem better
-                found["native"] = to_yaml(native_document(text if "\n" in text else f"{text}\n"))
+                found["native"] = to_yaml(load(text if "\n" in text else f"{text}\n").document)
         found["plan"] = _plan(roots, text, beside)
     except MerganserError as error:
         found["problems"] = list_problems(str(error), text)
