@@ -10,6 +10,7 @@ from torch import nn
 import merganser as mg
 from merganser.engine.live import LiveModule
 from merganser.errors import InputError
+from merganser.methods.sparsify import Band
 
 
 class Net(nn.Module):
@@ -66,6 +67,27 @@ def test_only_what_changed_is_computed(folder):
     assert load(density=0.5) == set()
     assert load(density={"layers.1*": 0.1, "*": 0.5}) == {"layers.1.weight", "layers.1.bias"}
     assert "embed.weight" not in load(a=0.9, density=0.5), "no model touches it"
+
+
+def test_thresholds_are_kept_while_weights_move(folder, monkeypatch):
+    surveyed = []
+    survey = Band.survey
+    monkeypatch.setattr(Band, "survey", lambda self, blocks: surveyed.append(blocks) or survey(self, blocks))
+    opened = {}
+    live = LiveModule(Net())
+
+    def load(**values):
+        surveyed.clear()
+        merge = mg.recipes.prepare(
+            mg.recipes.load(recipe(folder, **values)), lambda r: opened.setdefault(r, mg.open(r))
+        )
+        return len(live.load(merge)), len(surveyed)
+
+    assert load(density=0.5) == (7, 7)
+    assert load(a=0.9, density=0.5) == (6, 0)
+    assert load(a=0.9, density=0.2) == (6, 6)
+    assert load(a=0.9, density=0.2, scale=0.7) == (6, 0)
+    assert load(a=0.9, density=0.2, norms="equal") == (7, 7), "the gains depend on other tensors"
 
 
 def test_a_nested_recipe_is_refused(folder):

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from merganser.checkpoints.dtypes import Element
 from merganser.checkpoints.reads import StoredRead, noting_reads
 from merganser.engine import fused
-from merganser.engine.blocks import Piece, bounds, join, spans, take
+from merganser.engine.blocks import SPAN, Piece, bounds, join, spans, take
 from merganser.engine.changes import LEAST, Change, compare_sample, conclude, is_looked_at
+from merganser.engine.footprint import footprint
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output, Source
 from merganser.engine.preparation import Preparation, Preparing, prepare_methods
@@ -40,6 +41,8 @@ class Arithmetic:
     changes: bool = False
     #: The digest that records which stored tensors were read, for sinks that keep it (`checkpoints.digests`).
     digest: str | None = None
+    #: The last state of every output with all that it depends on, kept from merge to merge of the same sources.
+    states: dict[str, tuple[Any, Any]] | None = None
 
 
 class Computations:
@@ -110,7 +113,7 @@ class Computation:
         #: Gains, for tensors whose rule uses them.
         given = preparation or Preparation()
         self._preparation = given if self.method.equalizes else Preparation(given.state)
-        self.whole = not self.copies and self.method.reach == "whole"
+        self.whole = rule.whole
         self._held: list[tuple[Piece, Group]] | None = None
         #: A state and the recording of merging with it, shared by the spans of a tensor.
         self._merging: tuple[Any, fused.Recorded | None] | None = None
@@ -126,14 +129,17 @@ class Computation:
 
     @cached_property
     def element(self) -> Element:
-        """Return the dtype of the arithmetic: float32, or float64 if a source is."""
-        names = {self.sources[s.model].spec(s.name).element.name for s in self._reads()}
-        return Element.of("float64" if "float64" in names else "float32")
+        """Return the dtype of the arithmetic."""
+        return self._among.merge.arithmetic(self.output)
 
     @cached_property
     def dtype(self) -> torch.dtype:
         """Return the dtype of the arithmetic as a torch dtype."""
         return self.element.dtype
+
+    def footprint(self, entries: int = SPAN) -> int:
+        """Return the working memory in bytes that a task may hold when it reads `entries` at once."""
+        return footprint(self._among.merge, self.output, entries)
 
     def state(self, mapper: Mapper = serial) -> Any:
         """Return the state that the rule computes from the whole tensor before any part of it can be merged."""
@@ -142,7 +148,21 @@ class Computation:
         single = len(self.spans) == len(self.spans[0]) == 1
         if single and not self._recordable:  # read and widened once for the reduction and the merge
             self._held = list(self.groups(self.spans[0]))
-        return self.method.reduce(TensorBlocks(self, mapper))
+        known, cause = self.settings.states, self._cause_of_state()
+        if known is None or cause is None:
+            return self.method.reduce(TensorBlocks(self, mapper))
+        if self.output.name not in known or known[self.output.name][0] != cause:
+            known[self.output.name] = cause, self.method.reduce(TensorBlocks(self, mapper))
+        return known[self.output.name][1]
+
+    def _cause_of_state(self) -> Any:
+        """Return everything that the state depends on if the sources stay the same; None if that includes other
+        tensors.
+        """
+        if self.method.looks_first:
+            return None
+        read = [(str(self.plan.models[source.model].path), source.name) for source in self._reads()]
+        return self.method.reduced_by(), read, self.labels, self.plan.seed
 
     def merge(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, Tensor]]:
         """Yield the merged blocks of a span in the dtype of the arithmetic."""

@@ -42,6 +42,7 @@ class LiveModule:
         self.finite = finite
         self._loaded: dict[str, Mark] = {}
         self._same: dict[tuple[Any, ...], bool] = {}
+        self._states: dict[str, tuple[Any, Any]] = {}
         self._first: Checkpoint | None = None
         self._names = ModuleNames(module.state_dict(keep_vars=True), getattr(module, "base_model_prefix", ""))
 
@@ -73,7 +74,8 @@ class LiveModule:
             kept = {o.name for o in plan.outputs} - names
             self._loaded = {name: mark for name, mark in self._loaded.items() if name not in names}
             # If the sources are known to be finite, check only what may overflow.
-            settings = Arithmetic(allow_nan=self.finite and not any(o.spec.element.name in NARROW for o in changed))
+            unchecked = self.finite and not any(o.spec.element.name in NARROW for o in changed)
+            settings = Arithmetic(allow_nan=unchecked, states=self._states)
             with torch.no_grad():
                 execute(merge, _PartSink(self.module, self._names, kept), workers=workers, settings=settings)
             self._loaded = marks

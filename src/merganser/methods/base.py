@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -151,6 +151,10 @@ class Method(ABC):
     def reduce(self, blocks: Blocks) -> State:
         """Return the state that `merge` needs about the whole tensor (reduce_map only)."""
         return None
+
+    def reduced_by(self) -> Hashable:
+        """Return what `reduce` depends on besides the tensors, so that its state can serve another merge."""
+        return self
 
     @abstractmethod
     def merge(self, group: Group, state: State = None) -> Tensor:

@@ -6,7 +6,7 @@ a gradient over depth, [α, α + β], which is LiNeS for any of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -40,6 +40,9 @@ class TaskVectors(TaskVectorMethod):
 
     def reduce(self, blocks: Blocks) -> State:
         return self.sparsifier.survey(blocks) if self.sparsifier else None
+
+    def reduced_by(self) -> Hashable:
+        return type(self), self.sparsifier
 
     def merge(self, group: Group, state: State = None) -> Tensor:
         deltas, sparsifier = group.deltas(), self.sparsifier
