@@ -37,6 +37,11 @@ class Digits:
     def example(self, count: int = 2) -> Tensor:
         return self._images[:count]
 
+    @property
+    def test_images(self) -> int:
+        """Return the number of test images, the same for every task."""
+        return len(self._labels) - TRAIN
+
     def test(self, task: str) -> tuple[Tensor, Tensor]:
         """Return the test images and labels of a task."""
         return self.tasks[task](self._images[TRAIN:]), self._labels[TRAIN:]

@@ -29,7 +29,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def demonstrate(digits: object, out: Path, tell: demo.Tell) -> dict[str, object]:
         tell("training")
-        demonstration.write(out, ["up"], [], [["one", 0.5]])
+        demonstration.write(out, ["up"], 100, [], [["one", 0.5]])
         return {"merging": [], "alignment": [["one", 0.5]]}
 
     monkeypatch.setattr(demo, "_demonstrate", demonstrate)

@@ -18,7 +18,7 @@ COMMANDS = sorted(Path(merganser.cli.__file__).parent.glob("*.py"))
 
 
 def test_a_number_that_is_none_is_null(tmp_path: Path) -> None:
-    demonstration.write(tmp_path, ["up"], [["base", math.nan, math.inf, 0.5]], [])
+    demonstration.write(tmp_path, ["up"], 100, [["base", math.nan, math.inf, 0.5]], [])
     result = CliRunner().invoke(build(), ["report", str(tmp_path), "--json"])
 
     def refuse(word: str) -> None:

@@ -139,14 +139,14 @@ def test_a_study_has_its_page_beside_it(study):
 
 def test_the_demo_page_comes_from_what_it_stored(tmp_path):
     merging = [["base", 0.5, 0.25, 0.375, 0.4], ["tsv", 0.75, 0.5, 0.625, 0.9]]
-    demonstration.write(tmp_path, ["up", "down"], merging, [["plain average", 0.5]])
+    demonstration.write(tmp_path, ["up", "down"], 400, merging, [["plain average", 0.5]])
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "tsv.yml").write_text("method: tsv")
     page, [found] = report(tmp_path)
     text = page.render()
     assert found["merging"] == merging
     assert found["kind"] == "demo"
-    for part in ("plain average", "method: tsv", ">down</th>"):
+    for part in ("plain average", "method: tsv", ">down</th>", "tsv: 0.625 (0.6017 to 0.6483)"):
         assert part in text
 
 

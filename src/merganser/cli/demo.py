@@ -71,7 +71,7 @@ def _demonstrate(digits: Digits, out: Path, tell: Tell) -> dict[str, Any]:
     tell("Training a base and four experts on 8×8 handwritten digits …\n")
     merging = _merge_experts(digits, out, tell)
     alignment = _align_strangers(digits, tell)
-    demonstration.write(out, list(digits.tasks), merging, alignment)
+    demonstration.write(out, list(digits.tasks), digits.test_images, merging, alignment)
     page = Page("Merging digit classifiers", "Four experts fine-tuned from one base, merged by recipe.")
     demonstration.fill(page, out, check=False)
     page.write(out / "report.html")

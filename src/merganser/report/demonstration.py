@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,14 @@ from merganser.strict_json import read_json
 FILE = "results.json"
 
 
-def write(directory: Path, tasks: Sequence[str], merging: list[list[Any]], alignment: list[list[Any]]) -> None:
-    """Store the accuracies beside the models: rows of a model, its accuracy on each task, their mean, normalised."""
-    content = {"tasks": list(tasks), "merging": merging, "alignment": alignment}
+def write(
+    directory: Path, tasks: Sequence[str], images: int, merging: list[list[Any]], alignment: list[list[Any]]
+) -> None:
+    """Store the accuracies beside the models: rows of a model, its accuracy on each task, their mean, normalised.
+
+    `images` is the number of test images, which all tasks share.
+    """
+    content = {"tasks": list(tasks), "images": images, "merging": merging, "alignment": alignment}
     (directory / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
@@ -28,7 +34,7 @@ def is_demo(path: Path) -> bool:
         found = read_json(file)
     except ValueError:
         return False
-    return isinstance(found, dict) and {"tasks", "merging", "alignment"} <= set(found)
+    return isinstance(found, dict) and {"tasks", "images", "merging", "alignment"} <= set(found)
 
 
 def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
@@ -37,7 +43,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     best = {"mean": "max", "normalised": "max"}
     page.table(["model", *found["tasks"], "mean", "normalised"], found["merging"], best=best)
     page.text("Normalised accuracy is the mean over tasks of the merged model's accuracy over its expert's.")
-    page.chart(_means(found["merging"]))
+    page.chart(_means(found["merging"], found["images"]))
     page.heading("Three networks trained independently")
     page.table(["model", "accuracy"], found["alignment"])
     for recipe in sorted((directory / "recipes").glob("tsv.yml")):
@@ -46,5 +52,11 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     return {"kind": "demo", **found}
 
 
-def _means(rows: list[list[Any]]) -> str:
-    return dot_plot([Dot(row[0], row[-2]) for row in rows], "mean accuracy", caption="Mean accuracy over the tasks.")
+def _means(rows: list[list[Any]], images: int) -> str:
+    dots = []
+    for name, *accuracies, mean, _ in rows:
+        # The tasks share their images, so that their errors may add up: the mean of the errors is a bound.
+        error = sum(math.sqrt(max(0.0, p * (1 - p)) / images) for p in accuracies) / len(accuracies)
+        dots.append(Dot(name, mean, mean - error, mean + error))
+    caption = f"Mean accuracy over the tasks and one standard error, {images} test images."
+    return dot_plot(dots, "mean accuracy", caption=caption)
