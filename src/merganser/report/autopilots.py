@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from merganser.errors import InputError
+from merganser.evolve.intervals import Interval
 from merganser.plain import to_yaml
 from merganser.report.charts import Dot, dot_plot
 from merganser.report.page import Page
@@ -45,7 +46,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
 
 def fill_decision(page: Page, found: Mapping[str, Any]) -> None:
     """Add a decision, given as its `to_dict`, to a page."""
-    page.text(f"{found['text']}.")
+    page.text(f"{found['text'][0].upper()}{found['text'][1:]}.")
     page.items([remark["text"] for remark in found["remarks"]])
     if found["challenges"]:
         page.heading("On unseen questions")
@@ -77,11 +78,11 @@ def challenge_table(found: Mapping[str, Any]) -> Table:
             _ends(c["score"]),
             "" if c["gain"] is None else f"{c['gain']['value']:+.3f}",
             "" if c["gain"] is None else _ends(c["gain"]),
-            "yes" if c["kept"] else "no",
+            "" if c["gain"] is None else Interval(**c["gain"]).verdict,
         ]
         for c in found["challenges"]
     ]
-    return Table(["contender", "score", "95 %", "gain", "95 %", "better"], rows)
+    return Table(["contender", "score", "95 %", "gain", "95 %", "verdict"], rows)
 
 
 def race_table(found: Mapping[str, Any], limit: int | None = None) -> Table:
