@@ -13,7 +13,8 @@ from merganser.methods.tsv import TSV
 from merganser.tuning.parts import tsv_parts
 
 
-def world(seed, models):
+def world(seed, models, distance=None):
+    """A base and experts; with a distance, the last expert is that close to the first."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {"w": (9, 6), "b": (9,), "k": (4, 3, 2, 2), "x.text_projection": (5, 5)}
     base = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
@@ -21,17 +22,21 @@ def world(seed, models):
         f"t{i}": {name: value + 0.1 * torch.randn(value.shape, generator=generator) for name, value in base.items()}
         for i in range(models)
     }
+    if distance is not None:
+        near = {n: v + distance * torch.randn(v.shape, generator=generator) for n, v in experts["t0"].items()}
+        experts[f"t{models - 1}"] = near
     return base, experts, {t: {n: v - base[n] for n, v in expert.items()} for t, expert in experts.items()}
 
 
 @given(
     st.integers(0, 1000),
     st.integers(1, 5),
+    st.sampled_from([None, 0, 1e-5, 3e-4]),
     st.sampled_from([{}, {"convolutions": True}, {"low_rank": False}, {"orthogonalize": "none"}, {"rank_fraction": 1}]),
 )
 @settings(max_examples=25, deadline=None)
-def test_parts_add_up_to_the_merge(seed, models, options):
-    base, experts, vectors = world(seed, models)
+def test_parts_add_up_to_the_merge(seed, models, distance, options):
+    base, experts, vectors = world(seed, models, distance)
     parts = tsv_parts(vectors, TSV(**options))
     merged = mg.merge(experts, "tsv", base, **options)
     for name, value in base.items():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from merganser.errors import InputError
+from merganser.kernels.spectra import Factors
+from merganser.methods.duplicates import average_over_groupings
 from merganser.methods.matrices import matrix_shape, rank_kept
 from merganser.methods.tsv import TSV, decompose, orthogonal
 from merganser.modules.functional import Weights
@@ -17,6 +19,7 @@ def tsv_parts(task_vectors: Mapping[str, Weights], rule: TSV | None = None) -> d
     """Return U⊥_t Σ_t V⊥_tᵀ for every task's matrices, Δ_t / T for other tensors; they sum to TSV-Merge's task vector.
 
     U⊥_t are task t's columns of the orthogonalised [U₁ … U_T]. `rule` has the truncation, patterns and tolerance.
+    Near-identical tasks count once, as in the merge, and share their part equally.
     """
     if not task_vectors:
         raise InputError("expected at least one task vector to split")
@@ -35,10 +38,12 @@ def tsv_parts(task_vectors: Mapping[str, Weights], rule: TSV | None = None) -> d
 def _split(deltas: list[Tensor], rule: TSV) -> list[Tensor]:
     n = min(matrix_shape(tuple(deltas[0].shape)))
     k = rank_kept(n, len(deltas), rule.rank_fraction) if rule.low_rank else n
-    factors = decompose([delta.flatten(1) for delta in deltas], k)
-    u, s, v = orthogonal(factors, rule.orthogonalize, rule.tolerance)
-    columns = [torch.split(side, [each.rank for each in factors], dim=-1) for side in (u, s, v)]
-    return [
-        ((u_t * s_t) @ v_t.T).to(delta.dtype).view_as(delta)
-        for delta, u_t, s_t, v_t in zip(deltas, *columns, strict=True)
-    ]
+
+    def split(factors: Sequence[Factors]) -> Tensor:
+        u, s, v = orthogonal(factors, rule.orthogonalize, rule.tolerance)
+        columns = [torch.split(side, [each.rank for each in factors], dim=-1) for side in (u, s, v)]
+        return torch.stack([(u_t * s_t) @ v_t.T for u_t, s_t, v_t in zip(*columns, strict=True)])
+
+    found = decompose([delta.flatten(1) for delta in deltas], k, rule.exact)
+    made = split(found) if rule.orthogonalize == "none" else average_over_groupings(found, split)
+    return [part.to(delta.dtype).view_as(delta) for part, delta in zip(made, deltas, strict=True)]
