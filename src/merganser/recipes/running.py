@@ -297,7 +297,7 @@ def _sides(
 
 def _split(method: str, parameters: Mapping[str, Any], models: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the parameters that all models share, and those given as one value per model."""
-    known = method_parameters(lookup(method))
+    known = method_parameters(lookup(method)) if parameters else {}  # without any, the recipe reports the method
     own = {n: v for n, v in parameters.items() if isinstance(v, list) and n in known and known[n].per_model}
     for name, values in own.items():
         if len(values) != models:
