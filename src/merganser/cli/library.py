@@ -126,7 +126,7 @@ def add(
     if others := given.keys() - {name}:
         raise InputError(f"--gram {min(others)}: the expert that is added is {name}")
     opened = _open(library, base)
-    coded = budget is not None or opened.manifest.policy.get("codes")
+    coded = budget is not None or opened.manifest.policy.codes
     with ProgressReporter("adding", "steps") as reporter:
         grown = opened.add(
             name,

@@ -52,7 +52,7 @@ def predict_budgets(library: Library) -> list[dict[str, Any]]:
     least that, and one that is free to choose codes about that or more. Of a library in codes nothing can be said: a
     smaller budget may take other codes altogether.
     """
-    if RankPolicy.from_dict(library.manifest.policy).codes:
+    if library.manifest.policy.codes:
         return []
     changed: dict[str, list[Changed]] = {}
     whole: dict[str, float] = {}

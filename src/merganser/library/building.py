@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec
 from merganser.checkpoints.dtypes import dtype_of
@@ -15,7 +15,7 @@ from merganser.lazy import torch
 from merganser.library.changes import changes, is_change, task_matrix
 from merganser.library.codes.catalogue import TensorChoice
 from merganser.library.expert_file import ExpertFile
-from merganser.library.manifest import SHARED_FILE, ExpertRecord, Manifest, StoredFile, expert_file
+from merganser.library.manifest import SHARED_FILE, ExpertPlan, ExpertRecord, Manifest, StoredFile, expert_file
 from merganser.library.mixing import Mixer, note_dropped
 from merganser.library.ranks import RankPolicy, allot
 from merganser.library.storage import FACTOR_DTYPES, Slot, encode, header_room, product, write_tensors
@@ -29,39 +29,40 @@ Step = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Compressor:
-    """A library under construction: its directory, the open base, its options, and Gram matrices by expert."""
+    """A library under construction: its directory, the open base, its options, and Gram matrices by expert.
+
+    `on_step` is called with the current step and the name of the expert or tensor.
+    """
 
     directory: Path
     base: Checkpoint
     manifest: Manifest
     randomized: bool = False
     grams: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    on_step: Step = lambda action, name: None
 
     @property
     def dtype(self) -> torch.dtype:
         return dtype_of(self.manifest.dtype, FACTOR_DTYPES)
 
     def plan(
-        self, experts: Mapping[str, Checkpoint], policy: RankPolicy, on_step: Step
-    ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-        """Return the plan for every expert, as JSON, and the codes of their shared part, by tensor.
-
-        A plan maps tensors to ranks (None for a tensor kept whole), or to codes.
-        """
+        self, experts: Mapping[str, Checkpoint], policy: RankPolicy
+    ) -> tuple[dict[str, ExpertPlan], dict[str, str]]:
+        """Return the plan for every expert, and the codes of their shared part, by tensor."""
         changed = {}
         for name, expert in experts.items():
-            on_step("looking at", name)
+            self.on_step("looking at", name)
             spectra = policy.needs_spectra and not policy.codes
             changed[name] = list(changes(self.base, expert, spectra, f"expert {name!r}, {expert.label}"))
-        sources = {name: {"fingerprint": expert.fingerprint()} for name, expert in experts.items()}
+        prints = {name: expert.fingerprint() for name, expert in experts.items()}
         if policy.codes:
             mixer = self._mixer(policy.codes)
-            codes, shared = mixer.plan(experts, changed, int(policy.value), self._metadata, on_step)
-            return {name: {**sources[name], "codes": codes[name]} for name in experts}, shared
-        rooms = {name: self._room(name, [(c.name, c.spec) for c in changed[name]]) for name in experts}
+            codes, shared = mixer.plan(experts, changed, int(policy.value), self._metadata, self.on_step)
+            return {name: ExpertPlan(prints[name], codes[name]) for name in experts}, shared
+        rooms = {name: header_room([(c.name, c.spec) for c in changed[name]], self._metadata(name)) for name in experts}
         slots = allot(policy, changed, self.dtype, rooms)
         return {
-            name: {**sources[name], "room": rooms[name], "ranks": {slot.name: slot.rank for slot in slots[name]}}
+            name: ExpertPlan(prints[name], room=rooms[name], ranks={slot.name: slot.rank for slot in slots[name]})
             for name in experts
         }, {}
 
@@ -76,36 +77,32 @@ class Compressor:
         path = self.directory / SHARED_FILE
         return StoredFile(sha256=write_tensors(path, entries, {}, blobs.items()), nbytes=path.stat().st_size)
 
-    def compress(self, name: str, expert: Checkpoint, plan: Mapping[str, Any], on_step: Step) -> ExpertRecord:
+    def compress(self, name: str, expert: Checkpoint, plan: ExpertPlan) -> ExpertRecord:
         """Write the file of one expert as planned."""
-        if plan["fingerprint"] != expert.fingerprint():
+        if plan.fingerprint != expert.fingerprint():
             raise CheckpointError(f"{expert.label}: has changed since the build of {name!r} started")
         ledger = _Ledger()
         file = expert_file(name)
         path = self.directory / file
-        if "codes" in plan:
-            sha256 = self._write_codes(path, name, expert, plan["codes"], ledger, on_step)
+        if plan.codes is not None:
+            sha256 = self._write_codes(path, name, expert, plan.codes, ledger)
         else:
-            slots = [Slot(tensor, expert.spec(tensor), rank) for tensor, rank in plan["ranks"].items() if rank != 0]
+            slots = [Slot(tensor, expert.spec(tensor), rank) for tensor, rank in plan.ranks.items()]
             entries = {key: spec for slot in slots for key, spec in slot.entries(self.dtype).items()}
-            stored = self._stored(name, expert, slots, plan, ledger, on_step)
-            sha256 = write_tensors(path, entries, self._metadata(name), stored, plan["room"])
-        return ExpertRecord(file, path.stat().st_size, sha256, expert.label, plan["fingerprint"], ledger.share)
+            stored = self._encode(name, expert, slots, ledger)
+            sha256 = write_tensors(path, entries, self._metadata(name), stored, plan.room)
+        return ExpertRecord(file, path.stat().st_size, sha256, expert.label, plan.fingerprint, ledger.share)
 
-    def _stored(
-        self,
-        name: str,
-        expert: Checkpoint,
-        slots: Sequence[Slot],
-        plan: Mapping[str, Any],
-        ledger: _Ledger,
-        on_step: Step,
+    def _encode(
+        self, name: str, expert: Checkpoint, slots: Sequence[Slot], ledger: _Ledger
     ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the stored tensors of an expert in plain factors; a slot of rank 0 stores nothing."""
         decompose = randomized_svd if self.randomized else top_svd
-        for dropped in (tensor for tensor, rank in plan["ranks"].items() if rank == 0):
-            ledger.add(delta := task_matrix(self.base, expert, dropped), lost=delta)
         for slot in slots:
-            on_step("compressing", f"{name}: {slot.name}")
+            if slot.rank == 0:
+                ledger.add(delta := task_matrix(self.base, expert, slot.name), lost=delta)
+                continue
+            self.on_step("compressing", f"{name}: {slot.name}")
             if slot.rank is None:
                 yield f"{slot.name}::full", self._whole(expert, slot.name, ledger)
                 continue
@@ -118,16 +115,14 @@ class Compressor:
             ledger.add(delta, lost=delta - product(*stored))
             yield from zip(slot.entries(self.dtype), stored, strict=True)
 
-    def _write_codes(
-        self, path: Path, name: str, expert: Checkpoint, plan: Mapping[str, str], ledger: _Ledger, on_step: Step
-    ) -> str:
+    def _write_codes(self, path: Path, name: str, expert: Checkpoint, codes: Mapping[str, str], ledger: _Ledger) -> str:
         """Write the file of an expert in codes; they are computed first because they decide its size."""
         mixer = self._mixer(())
         blobs: dict[str, Tensor] = {}
         whole: dict[str, TensorSpec] = {}
         dropped: dict[str, float] = {}
-        for tensor, choice in ((tensor, TensorChoice.parse(text)) for tensor, text in plan.items()):
-            on_step("compressing", f"{name}: {tensor}")
+        for tensor, choice in ((tensor, TensorChoice.parse(text)) for tensor, text in codes.items()):
+            self.on_step("compressing", f"{name}: {tensor}")
             if choice.full:
                 whole[f"{tensor}::full"] = expert.spec(tensor)
                 continue
@@ -161,9 +156,6 @@ class Compressor:
 
     def _metadata(self, name: str) -> dict[str, str]:
         return {"expert": name, "base": self.manifest.base_fingerprint}
-
-    def _room(self, name: str, tensors: Sequence[tuple[str, TensorSpec]]) -> int:
-        return header_room(tensors, self._metadata(name))
 
 
 class _Ledger:

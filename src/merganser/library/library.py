@@ -20,7 +20,7 @@ from merganser.library.building import Compressor, Step
 from merganser.library.changes import check_fit
 from merganser.library.codes.catalogue import CHOICES
 from merganser.library.expert_file import ExpertFile
-from merganser.library.manifest import SHARED_FILE, ExpertRecord, Manifest, check_name, expert_file, locked
+from merganser.library.manifest import SHARED_FILE, ExpertPlan, ExpertRecord, Manifest, check_name, expert_file, locked
 from merganser.library.ranks import RankPolicy, with_codes
 from merganser.library.sizes import Finding, Size
 from merganser.library.starting import begin, factor_dtype, interrupted, make
@@ -133,24 +133,23 @@ class Library(Shown):
             base_fingerprint=opened.fingerprint(),
             source_fingerprint=opened.fingerprint(),
             dtype=factors,
-            policy=policy.to_dict(),
-            pending={name: {"fingerprint": ckpt.fingerprint()} for name, ckpt in checkpoints.items()},
+            policy=policy,
+            pending={name: ExpertPlan(checkpoint.fingerprint()) for name, checkpoint in checkpoints.items()},
         )
+        compressor = Compressor(directory, opened, wanted, randomized, weights, on_step)
         shared: dict[str, str] = {}
         if interrupted(directory, wanted) is None:  # plan everything before writing anything
-            planning = Compressor(directory, opened, wanted, randomized, weights)
-            planned, shared = planning.plan(checkpoints, policy, on_step)
+            planned, shared = compressor.plan(checkpoints, policy)
             wanted = replace(wanted, pending=planned)
         make(directory)
         with locked(directory):
             if (manifest := interrupted(directory, wanted)) is None:
                 if shared:
-                    stored = Compressor(directory, opened, wanted).share(checkpoints, shared)
-                    wanted = replace(wanted, shared=stored)
+                    wanted = replace(wanted, shared=compressor.share(checkpoints, shared))
                 manifest = begin(directory, wanted, opened)
-            compressor = Compressor(directory, opened, manifest, randomized, weights)
+            compressor = replace(compressor, manifest=manifest)
             for name in list(manifest.pending):
-                record = compressor.compress(name, checkpoints[name], manifest.pending[name], on_step)
+                record = compressor.compress(name, checkpoints[name], manifest.pending[name])
                 manifest = manifest.with_expert(name, record)
                 manifest.write(directory)
         return cls(directory, None if copied else opened)
@@ -196,9 +195,9 @@ class Library(Shown):
             policy = RankPolicy.choose(rank_fraction, energy, budget, 1) if told else replace(own, codes=())
             policy = with_codes(policy, codes, own.codes)
             weights = _open_grams({name: gram} if gram is not None else {}, policy, [name])
-            compressor = Compressor(self.path, self.base, current.manifest, randomized, weights)
-            plan, _ = compressor.plan({name: opened}, policy, on_step)
-            record = compressor.compress(name, opened, plan[name], on_step)
+            compressor = Compressor(self.path, self.base, current.manifest, randomized, weights, on_step)
+            plan, _ = compressor.plan({name: opened}, policy)
+            record = compressor.compress(name, opened, plan[name])
             current.manifest.with_expert(name, record).write(self.path)
         return Library(self.path, self.base)
 
@@ -316,7 +315,7 @@ class Library(Shown):
 
     def _policy(self) -> RankPolicy:
         """Return the rule for the ranks of a new expert."""
-        own = RankPolicy.from_dict(self.manifest.policy)
+        own = self.manifest.policy
         if own.kind != "budget" or not self.experts:
             return own
         return replace(own, value=sum(self.size().experts.values()) // len(self))

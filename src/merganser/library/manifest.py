@@ -16,7 +16,7 @@ from merganser import strict_json
 from merganser.confine import confine
 from merganser.errors import CheckpointError, InputError, MerganserError
 from merganser.library.codes.catalogue import CHOICES, TensorChoice
-from merganser.library.ranks import KINDS
+from merganser.library.ranks import KINDS, RankPolicy
 from merganser.library.schema import Section
 from merganser.library.storage import FACTOR_DTYPES, write_whole
 
@@ -135,13 +135,51 @@ class StoredFile:
 
 
 @dataclass(frozen=True)
+class ExpertPlan:
+    """How a build will store an expert.
+
+    Attributes:
+        fingerprint: The fingerprint of its checkpoint.
+        codes: The code of every tensor, as text, in a library of codes.
+        room: The bytes of the header of its file, in a library of plain factors.
+        ranks: The rank of every tensor there; None for a tensor that is kept whole.
+    """
+
+    fingerprint: str
+    codes: dict[str, str] | None = None
+    room: int = 0
+    ranks: dict[str, int | None] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        layout = {"room": self.room, "ranks": self.ranks} if self.codes is None else {"codes": self.codes}
+        return {"fingerprint": self.fingerprint, **layout}
+
+    @classmethod
+    def read(cls, plan: Section) -> ExpertPlan:
+        fingerprint = plan.text("fingerprint")
+        if plan.has("codes"):
+            codes = plan.section("codes")
+            found = cls(fingerprint, {tensor: codes.text(tensor) for tensor in codes.names()})
+            for tensor, text in (found.codes or {}).items():
+                try:
+                    TensorChoice.parse(text)
+                except ValueError:
+                    raise codes.damaged(tensor, "a code", text) from None
+        else:
+            ranks = plan.section("ranks")
+            known = {tensor: ranks.optional_count(tensor) for tensor in ranks.names()}
+            found = cls(fingerprint, room=plan.count("room"), ranks=known)
+        plan.done()
+        return found
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The manifest of a library.
 
     `base` is a path or hub id, or `base` inside the library if it was copied; then there are the fingerprints of both
     original and copy. `base_sha256` is over all weights of the base, None in libraries of version 1. `pending` are
-    experts of an unfinished build with their plans: ranks or codes by tensor. `shared` is the file of the shared part,
-    if any.
+    experts of an unfinished build with their plans. `shared` is the file of the shared part, if any.
     """
 
     base: str
@@ -149,10 +187,10 @@ class Manifest:
     base_fingerprint: str
     source_fingerprint: str
     dtype: str
-    policy: dict[str, Any]
+    policy: RankPolicy
     base_sha256: str | None = None
     experts: dict[str, ExpertRecord] = field(default_factory=dict)
-    pending: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pending: dict[str, ExpertPlan] = field(default_factory=dict)
     shared: StoredFile | None = None
 
     def with_expert(self, name: str, record: ExpertRecord) -> Manifest:
@@ -163,7 +201,9 @@ class Manifest:
         return replace(self, experts={k: v for k, v in self.experts.items() if k != name})
 
     def write(self, directory: Path) -> None:
-        write_json(directory / FILE, {"format": FORMAT, "version": VERSION, **asdict(self)})
+        pending = {name: plan.to_dict() for name, plan in self.pending.items()}
+        content = asdict(self) | {"policy": self.policy.to_dict(), "pending": pending}
+        write_json(directory / FILE, {"format": FORMAT, "version": VERSION, **content})
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -180,7 +220,7 @@ class Manifest:
             experts={
                 name: ExpertRecord.read(directory, name, record) for name, record in named_sections(content, "experts")
             },
-            pending={name: _promise(plan) for name, plan in named_sections(content, "pending")},
+            pending={name: ExpertPlan.read(plan) for name, plan in named_sections(content, "pending")},
             shared=StoredFile.read(content.section("shared")) if content.has("shared") else None,
         )
         content.done()
@@ -202,32 +242,13 @@ def named_sections(content: Section, key: str) -> Iterator[tuple[str, Section]]:
         yield name, records.section(name)
 
 
-def _policy(policy: Section) -> dict[str, Any]:
-    found: dict[str, Any] = {"kind": policy.choice("kind", KINDS), "value": policy.number("value")}
-    if policy.has("codes"):
-        found["codes"] = codes = policy.text("codes")
-        if any(code not in CHOICES for code in codes.split()):
-            raise policy.damaged("codes", f"some of {', '.join(CHOICES)}", codes)
+def _policy(policy: Section) -> RankPolicy:
+    kind, value = policy.choice("kind", KINDS), policy.number("value")
+    codes = policy.text("codes") if policy.has("codes") else ""
+    if any(code not in CHOICES for code in codes.split()):
+        raise policy.damaged("codes", f"some of {', '.join(CHOICES)}", codes)
     policy.done()
-    return found
-
-
-def _promise(plan: Section) -> dict[str, Any]:
-    """Read the plan of a build for an expert: its source, and the layout of its file."""
-    found: dict[str, Any] = {"fingerprint": plan.text("fingerprint")}
-    if plan.has("codes"):
-        codes = plan.section("codes")
-        found["codes"] = {tensor: codes.text(tensor) for tensor in codes.names()}
-        for tensor, text in found["codes"].items():
-            try:
-                TensorChoice.parse(text)
-            except ValueError:
-                raise codes.damaged(tensor, "a code", text) from None
-    else:
-        ranks = plan.section("ranks")
-        found |= {
-            "room": plan.count("room"),
-            "ranks": {tensor: ranks.optional_count(tensor) for tensor in ranks.names()},
-        }
-    plan.done()
-    return found
+    try:
+        return RankPolicy(kind, value, tuple(codes.split()))  # type: ignore[arg-type]
+    except InputError as error:
+        raise CheckpointError(f"{policy.where}: damaged: {error}") from None

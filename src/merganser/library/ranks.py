@@ -64,11 +64,6 @@ class RankPolicy:
         plain: dict[str, Any] = {"kind": self.kind, "value": self.value}
         return plain | {"codes": " ".join(self.codes)} if self.codes else plain
 
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> RankPolicy:
-        """Return the policy from the values of `to_dict`."""
-        return cls(content["kind"], content["value"], tuple(content.get("codes", "").split()))
-
 
 def with_codes(policy: RankPolicy, codes: Sequence[str] | None, default: Sequence[str]) -> RankPolicy:
     """Return a policy that chooses among codes: the given ones, or by default, if it is a budget, `default`.

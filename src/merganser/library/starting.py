@@ -70,7 +70,7 @@ def begin(directory: Path, wanted: Manifest, base: Checkpoint) -> Manifest:
 
 def sources(manifest: Manifest) -> dict[str, str]:
     done = {name: record.fingerprint for name, record in manifest.experts.items()}
-    return done | {name: plan["fingerprint"] for name, plan in manifest.pending.items()}
+    return done | {name: plan.fingerprint for name, plan in manifest.pending.items()}
 
 
 def factor_dtype(base: Checkpoint) -> str:

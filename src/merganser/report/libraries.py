@@ -11,7 +11,6 @@ from merganser.errors import CheckpointError
 from merganser.library import Library
 from merganser.library.budgets import predict_budgets, ranks_by_layer
 from merganser.library.manifest import Manifest
-from merganser.library.ranks import RankPolicy
 from merganser.library.reporting import LayerReport, TensorReport, by_layer, stored_tensors
 from merganser.report.charts import Dot, Series, dot_plot, line_chart
 from merganser.report.contents import shorten_blocks
@@ -26,7 +25,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     """Fill the page, from the manifest alone if the base is missing; `check` compares every file with its checksum."""
     manifest = Manifest.read(directory)
     library, problem = _opened(directory)
-    policy = RankPolicy.from_dict(manifest.policy)
+    policy = manifest.policy
     bytes_of = {name: record.nbytes for name, record in manifest.experts.items()}
     lines = [
         f"{len(manifest.experts)} experts of {manifest.base}{' (copied here)' if manifest.base_copied else ''}",

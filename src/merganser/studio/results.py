@@ -91,7 +91,7 @@ def show_library(roots: Roots, path: str) -> dict[str, Any]:
         "base_bytes": size.base,
         "ratio": size.ratio,
         "dtype": library.manifest.dtype,
-        "policy": library.manifest.policy,
+        "policy": library.manifest.policy.to_dict(),
         "experts": [
             {"name": name, "bytes": record.nbytes, "energy": record.energy, "source": record.source}
             for name, record in records.items()
