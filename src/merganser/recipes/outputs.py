@@ -20,7 +20,7 @@ from merganser.recipes.dtypes import Dtypes
 from merganser.recipes.layer_places import check_places, check_shapes
 from merganser.recipes.layer_settings import kinds
 from merganser.recipes.mismatches import Mismatches, is_buffer, is_computed, tied_source
-from merganser.recipes.resolve import override_for
+from merganser.recipes.resolve import Scope, override_for
 from merganser.recipes.roles import Roles, assign
 from merganser.recipes.schema import Entry, Recipe
 from merganser.recipes.settings import matches
@@ -243,7 +243,7 @@ class OutputPlanner:
         key = (id(job.each), id(override))
         if key not in self._roles:
             same = lambda a, b: self.table.of(a) == self.table.of(b)  # noqa: E731
-            roles = self._roles[key] = assign(self.recipe, job.part, job.each, override, same)
+            roles = self._roles[key] = assign(Scope(self.recipe, job.part, job.each, override), same)
             self.notes += roles.notes
         return self._roles[key]
 
@@ -262,8 +262,9 @@ class OutputPlanner:
 
     def _parameters(self, roles: Roles, job: TensorJob, names: list[str]) -> dict[str, Any]:
         """Return the resolved parameters, checked by building the rule; equal parameters are one object."""
-        place = (id(roles), None if roles.reach == "nothing" else job.t)
-        if roles.reach != "name" and place in self._parameters_at:
+        reach = roles.resolver.reach
+        place = (id(roles), None if reach == "nothing" else job.t)
+        if reach != "name" and place in self._parameters_at:
             return self._parameters_at[place]
         found: dict[str, Any] = {}
         try:
@@ -272,7 +273,7 @@ class OutputPlanner:
             if key not in self._parameters_of:
                 self._built[id(found)] = build(roles.method, found, [entry.label for entry in roles.inputs])
                 self._parameters_of[key] = found
-            if roles.reach != "name":
+            if reach != "name":
                 self._parameters_at[place] = self._parameters_of[key]
             return self._parameters_of[key]
         except RecipeError as error:

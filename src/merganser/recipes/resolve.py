@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from merganser.errors import RecipeError
@@ -16,6 +17,7 @@ from merganser.recipes.settings import Choice, Gradient, Setting, evaluate, matc
 _DEPTH = "depth"
 
 
+#: What the parameters of tensors depend on: nothing (all tensors share them), the depth, or also the name.
 Reach = Literal["nothing", "depth", "name"]
 
 
@@ -27,24 +29,27 @@ def override_for(recipe: Recipe, name: str) -> Override | None:
     return None
 
 
-def method_for(recipe: Recipe, override: Override | None) -> type[Method]:
-    """Return the override's method, or else the recipe's; an override that only names a model copies its tensors."""
-    if override is None:
-        return lookup(recipe.method)
-    copied = override.model is not None and not override.parameters
-    return lookup(override.method or ("passthrough" if copied else recipe.method))
+@dataclass(frozen=True)
+class Scope:
+    """What a recipe says about some tensors: in their part, in their slice, and in the override for their names."""
 
+    recipe: Recipe
+    part: Part
+    each: Slice
+    override: Override | None
 
-def scopes(
-    recipe: Recipe, part: Part, each: Slice, override: Override | None, entry: Entry | None
-) -> list[Mapping[str, Setting]]:
-    """Return the settings in which a parameter is looked up, nearest first: override, model, slice, module, recipe."""
-    found = [each.parameters, part.parameters, recipe.parameters]
-    if entry is not None:
-        found.insert(0, entry.parameters)
-    if override is not None:
-        found.insert(0, override.parameters)
-    return found
+    def method(self) -> type[Method]:
+        """Return the override's method, or else the recipe's; an override that only names a model copies tensors."""
+        override = self.override
+        if override is None:
+            return lookup(self.recipe.method)
+        copied = override.model is not None and not override.parameters
+        return lookup(override.method or ("passthrough" if copied else self.recipe.method))
+
+    def settings(self, entry: Entry | None) -> list[Mapping[str, Setting]]:
+        """Return where a parameter is looked up, nearest first: override, model, slice, module, recipe."""
+        around = (self.override, entry, self.each, self.part, self.recipe)
+        return [place.parameters for place in around if place is not None]
 
 
 def resolve(chain: Sequence[Setting], name: str, t: float) -> Any:
@@ -71,30 +76,22 @@ class Resolver:
     required: tuple[str, ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        recipe: Recipe,
-        part: Part,
-        each: Slice,
-        override: Override | None,
-        method: type[Method],
-        entries: Sequence[Entry],
-    ) -> Resolver:
+    def of(cls, scope: Scope, method: type[Method], entries: Sequence[Entry]) -> Resolver:
         # A copy has its own scale: the recipe's scale applies to task vectors.
-        alone = override is not None and method.name == "passthrough" != recipe.method
+        alone = scope.override is not None and method.name == "passthrough" != scope.recipe.method
 
         def chain(key: str, entry: Entry | None) -> tuple[Setting, ...]:
-            found = scopes(recipe, part, each, override, entry)
-            return tuple(scope[key] for scope in (found[:1] if alone else found) if key in scope)
+            found = scope.settings(entry)
+            return tuple(settings[key] for settings in (found[:1] if alone else found) if key in settings)
 
-        known = parameters(method)
+        known, conventions = parameters(method), scope.recipe.conventions
         return cls(
             method,
             {key: chain(key, None) for key, p in known.items() if not p.per_model},
             {key: tuple(chain(key, entry) for entry in entries) for key, p in known.items() if p.per_model},
             tuple(entry.label for entry in entries),
-            recipe.conventions.filter_by_source,
-            tuple(key for key in recipe.conventions.required if key in known),
+            conventions.filter_by_source,
+            tuple(key for key in conventions.required if key in known),
         )
 
     def unsaid(self) -> dict[str, list[str]]:
@@ -105,9 +102,8 @@ class Resolver:
         }
         return {key: labels for key, labels in found.items() if labels}
 
-    @property
+    @cached_property
     def reach(self) -> Reach:
-        """Return what parameters depend on: nothing (all tensors share them), the depth, or also the name."""
         chains = [*self.shared.values(), *(chain for each in self.own.values() for chain in each)]
         kinds = {type(setting) for chain in chains for setting in chain}
         if Choice in kinds:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from merganser.errors import RecipeError
 from merganser.methods.base import Method
 from merganser.methods.registry import lookup, parameters
-from merganser.recipes.resolve import Reach, Resolver, method_for
-from merganser.recipes.schema import Entry, Override, Part, Recipe, Slice
+from merganser.recipes.resolve import Resolver, Scope
+from merganser.recipes.schema import Entry, Override, Slice
 
 Same = Callable[[Entry, Entry], bool]
 
@@ -24,15 +23,14 @@ class Roles:
     base: Entry | None
     resolver: Resolver
     notes: tuple[str, ...] = ()
-    reach: Reach = "name"
-    cache: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
-def assign(recipe: Recipe, part: Part, each: Slice, override: Override | None, same: Same) -> Roles:
+def assign(scope: Scope, same: Same) -> Roles:
     """Assign roles as mergekit does: a base among the models has no task vector, and a method without a base
     averages it with the other models, if it can.
     """
-    method = method_for(recipe, override)
+    recipe, each, override = scope.recipe, scope.each, scope.override
+    method = scope.method()
     base = each.base or recipe.base
     where = override.where if override else each.where
     notes: list[str] = []
@@ -58,20 +56,20 @@ def assign(recipe: Recipe, part: Part, each: Slice, override: Override | None, s
         listed = len(others) < len(entries)
         if listed and recipe.conventions.base_is_model:
             entries = (*(entry for entry in entries if same(entry, base)), *others)
-        elif not listed and _joins(recipe, part, each, method, base, override):
+        elif not listed and _joins(scope, method):
             entries = (base, *entries)
             notes.append(
                 f"{base.label} is the base and counts as one of the models, because {method.name!r} has no base"
             )
-        elif not listed and not (part.sliced and method.name == "passthrough"):
+        elif not listed and not (scope.part.sliced and method.name == "passthrough"):
             notes.append(f"{base.label} is only the template, because {method.name!r} has no base")
         base = None
     method.check_inputs(len(entries), base is not None, f"{where}: method {method.name!r}")
-    resolver = Resolver.of(recipe, part, each, override, method, entries)
+    resolver = Resolver.of(scope, method, entries)
     for key, labels in resolver.unsaid().items():
         used = f"{parameters(method)[key].default:g} is used (mergekit would refuse)"
         notes.append(f"{each.where}: {key} is not given for {', '.join(labels)}; {used}")
-    return Roles(method, entries, base, resolver, tuple(notes), resolver.reach)
+    return Roles(method, entries, base, resolver, tuple(notes))
 
 
 def _only(each: Slice, override: Override, base: Entry | None) -> Entry:
@@ -92,16 +90,15 @@ def _only(each: Slice, override: Override, base: Entry | None) -> Entry:
     raise RecipeError(f"{override.where}.model: {override.model!r} is not a model of this merge; known: {labels}")
 
 
-def _joins(
-    recipe: Recipe, part: Part, each: Slice, method: type[Method], base: Entry, override: Override | None
-) -> bool:
+def _joins(scope: Scope, method: type[Method]) -> bool:
     """Return whether an unlisted base takes part in a method without a base.
 
     If the base counts as a model it does, unless a parameter is given for every other model but not for it. Otherwise
     it only takes part to reach the number of models the method needs.
     """
     low, high = method.models
-    if override is not None or part.sliced or len(each.models) + 1 > high:
+    recipe, part, each = scope.recipe, scope.part, scope.each
+    if scope.override is not None or part.sliced or len(each.models) + 1 > high:
         return False
     if not recipe.conventions.base_is_model:
         return len(each.models) < low
