@@ -161,7 +161,7 @@ class Computation:
         """
         if self.method.looks_first:
             return None
-        read = [(str(self.plan.models[source.model].path), source.name) for source in self._reads()]
+        read = [(str(self.plan.models[source.model].path), source.name) for source in self.output.reads]
         return self.method.reduced_by(), read, self.labels, self.plan.seed
 
     def merge(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, Tensor]]:
@@ -268,7 +268,7 @@ class Computation:
     def addresses(self, span: list[Piece]) -> fused.Addresses | None:
         """Read the rows of a span, as they are stored."""
         first, last = bounds(span)
-        tensors = [self.sources[s.model].read(s.name, (first, last)) for s in self._reads()]
+        tensors = [self.sources[s.model].read(s.name, (first, last)) for s in self.output.reads]
         origin = first * math.prod(self.shape[1:])
         if self._digests:
             self._digests.follow(self._reads_noted, tensors, origin)
@@ -297,7 +297,7 @@ class Computation:
     def prefetch(self, span: list[Piece]) -> None:
         """Let the sources read ahead the data of a span."""
         rows = bounds(span) if self.shape else None
-        for source in self._reads():
+        for source in self.output.reads:
             self.sources[source.model].prefetch(source.name, rows)
 
     def groups(self, span: list[Piece]) -> Iterator[tuple[Piece, Group]]:
@@ -306,10 +306,10 @@ class Computation:
             return
         first, last = bounds(span)
         rows = (first, last) if self.shape else None
-        tensors = [self.sources[s.model].read(s.name, rows) for s in self._reads()]
+        tensors = [self.sources[s.model].read(s.name, rows) for s in self.output.reads]
         sides = {kind: [self._side(s, rows) for s in each] for kind, each in self.output.statistics.items()}
         for block in span:
-            parts = [self._widen(take(t, block, first), s) for t, s in zip(tensors, self._reads(), strict=True)]
+            parts = [self._widen(take(t, block, first), s) for t, s in zip(tensors, self.output.reads, strict=True)]
             base = parts.pop() if self.output.base else None
             yield (
                 block,
@@ -334,9 +334,6 @@ class Computation:
         checkpoint = self.sources[source.model]
         cut = checkpoint.spec(source.name).shape == self.shape
         return checkpoint.read(source.name, rows if cut else None), cut
-
-    def _reads(self) -> tuple[Source, ...]:
-        return (*self.output.inputs, self.output.base) if self.output.base else self.output.inputs
 
     def _widen(self, tensor: Tensor, source: Source) -> Tensor:
         wide = tensor.to(device=self.settings.device, dtype=self.dtype)

@@ -100,9 +100,8 @@ class LiveModule:
     def _mark(self, merge: Merge, output: Output, on_deltas: bool, parameters: str) -> Mark:
         plan, sources = merge.plan, merge.sources
         if output.copies or on_deltas:
-            parts = [*output.inputs, *([output.base] if output.base else [])]
-            places = [(str(plan.models[s.model].path), s.name) for s in parts]
-            if self._untouched(output.name, places, [sources[s.model] for s in parts]):
+            places = [(str(plan.models[s.model].path), s.name) for s in output.reads]
+            if self._untouched(output.name, places, [sources[s.model] for s in output.reads]):
                 return ("untouched", output.spec.dtype)
         inputs = [(str(plan.models[s.model].path), s.name) for s in output.inputs]
         base = output.base and (str(plan.models[output.base.model].path), output.base.name)

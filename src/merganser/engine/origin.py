@@ -58,9 +58,7 @@ def choose_digest(merge: Merge) -> str:
     """Return SHA-256 if it costs little compared with the merge, else xxh3."""
     plan = merge.plan
     read = sum(
-        merge.sources[source.model].spec(source.name).nbytes
-        for output in plan.outputs
-        for source in (*output.inputs, *([output.base] if output.base else []))
+        merge.sources[source.model].spec(source.name).nbytes for output in plan.outputs for source in output.reads
     )
     elsewhere = any(is_remote(part) for model in plan.models for part in parts(model.path or ""))
     return "sha256" if elsewhere or read + plan.bytes_out <= CHEAP else "xxh3_128"

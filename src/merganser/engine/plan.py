@@ -87,6 +87,11 @@ class Output:
     statistics: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
 
     @property
+    def reads(self) -> tuple[Source, ...]:
+        """Return the tensors that the method merges: the inputs, then the base."""
+        return (*self.inputs, self.base) if self.base else self.inputs
+
+    @property
     def copies(self) -> bool:
         """Return whether the weights are copied unchanged (integer buffers, plain passthrough), without arithmetic."""
         return self.method == "passthrough" and self.parameters.get("scale") in (None, [None])

@@ -181,7 +181,7 @@ class OutputPlanner:
 
     def _without_complex_arithmetic(self, output: Output) -> Output:
         """Return the output as a copy if it is complex: rules are for real numbers. Keeps the dtype."""
-        for source in (*output.inputs, *([output.base] if output.base else [])):
+        for source in output.reads:
             spec = self.table.checkpoints[source.model].spec(source.name)
             if not spec.element.is_complex:
                 continue

@@ -108,6 +108,6 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
 
 
 def _unused(table: SourceTable, outputs: Iterable[Output]) -> list[str]:
-    used = {source.model for o in outputs for source in (*o.inputs, *([o.base] if o.base else []))}
+    used = {source.model for o in outputs for source in o.reads}
     labels = [table.models[i].label for i in range(1, len(table)) if i not in used and i != table.donor]
     return [f"{label} is not needed: no tensor comes from it" for label in labels]

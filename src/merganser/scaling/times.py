@@ -126,7 +126,7 @@ def describe_work(merge: Merge) -> Work:
     """
     found = []
     for output in merge.plan.outputs:
-        reads = [*output.inputs, *([output.base] if output.base else [])]
+        reads = output.reads
         read = sum(merge.sources[source.model].spec(source.name).nbytes for source in reads)
         rule = merge.rule(output)
         kind = "elementwise" if rule.copies else rule.method.reach
