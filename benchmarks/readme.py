@@ -49,6 +49,19 @@ def speed() -> str:
     return f"{intro}\n\n{markdown.table(Table(columns, rows))}"
 
 
+def headline() -> str:
+    """Return the first paragraph of the README, with the ranges over all methods that mergekit ran too."""
+    rows = [row for row in stored("merge_speed")["results"]["methods"].values() if "mergekit" in row]
+    times = [row["times_faster"] for row in rows]
+    memory = [row["mergekit"]["peak_anonymous"] / row["ours"]["peak_anonymous"] for row in rows]
+    return (
+        "Merganser combines trained neural networks into one, without training them again: fine-tunes of a language\n"
+        "model, LoRA adapters, GGUF files, diffusion pipelines, or networks of your own. It runs mergekit's recipes\n"
+        f"unchanged, {min(times):.1f} to {max(times):.0f} times as fast and with {min(memory):.0f} to {max(memory):.0f}"
+        " times less memory\n([measured](#compared-with-mergekit))."
+    )
+
+
 def parity() -> str:
     return markdown.table(merging.parity_table(stored("parity")["results"]))
 
@@ -82,7 +95,7 @@ def evidence() -> str:
 
 
 PARTS = {
-    "README.md": {"speed": speed},
+    "README.md": {"headline": headline, "speed": speed},
     "docs/parity.md": {"parity": parity, "dialect": dialect},
     "docs/choosing.md": {"evidence": evidence},
 }
