@@ -43,7 +43,7 @@ def exports(
 
     Args:
         package: The name of the package.
-        names: Its names, by the module that defines them.
+        names: Its names, by the module that defines them; `.engine.merge` is `engine.merge` of the parent package.
         modules: Modules and packages inside it.
     """
     homes = {name: module for module, own in names.items() for name in own}
@@ -52,7 +52,7 @@ def exports(
 
     def get(name: str) -> Any:
         if name in homes:
-            return getattr(import_module(f"{package}.{homes[name]}"), name)
+            return getattr(import_module(f".{homes[name]}", package), name)
         if name in whole:
             return import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

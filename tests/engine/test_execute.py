@@ -13,7 +13,8 @@ import merganser as mg
 from merganser.checkpoints.memory import StateDict
 from merganser.engine import blocks
 from merganser.engine.compute import Arithmetic
-from merganser.engine.execute import Progress, execute, memory_bound
+from merganser.engine.execute import Progress, execute
+from merganser.engine.footprint import memory_bound
 from merganser.engine.layout import lay_out
 from merganser.engine.merge import Merge
 from merganser.engine.nested import Merged

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint
-from merganser.engine.execute import memory_bound
+from merganser.engine.footprint import memory_bound
 from merganser.engine.merge import Merge
 from merganser.engine.nested import Merged
 from merganser.engine.plan import Model, Plan, Source

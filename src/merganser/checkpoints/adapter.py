@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from merganser.checkpoints.adapter_file import AdapterFile, is_adapter
+from merganser.checkpoints.adapter_file import AdapterFile
 from merganser.checkpoints.adapter_kohya import LoraFile
 from merganser.checkpoints.adapter_peft import PeftLayers, PeftTensor
 from merganser.checkpoints.adapter_updates import AdapterUpdate, Ia3Update, TokenUpdate, UpdatedTensor
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, views
 from merganser.checkpoints.json_file import read_config
+from merganser.checkpoints.kinds import is_adapter
 from merganser.checkpoints.layouts import module_tensors
 from merganser.checkpoints.lazy_tensors import LazyTensor, StoredTensor, stored_names
 from merganser.checkpoints.memory import StateDict
@@ -32,6 +33,8 @@ _Change = Callable[[LazyTensor], LazyTensor]
 
 class Adapted(View):
     """`base + adapter` as a checkpoint. Changed tensors are read in float32 and rounded once, when written."""
+
+    adapts = True
 
     def __init__(self, base: Checkpoint, adapter: AdapterFile | LoraFile) -> None:
         super().__init__(base, f"{base.label}+{adapter.path}")
@@ -194,7 +197,6 @@ class Adapted(View):
     # Heads that are tied to embeddings.
 
     def _separate(self) -> None:
-        #: Names that the base ties and the adapter gives separate weights -> the names they were tied to.
         self.untied = {tied: stored for tied, stored in self._ties.items() if self._separates(tied, stored)}
         self._tied = {tied: stored for tied, stored in self.source.aliases().items() if tied not in self.untied}
         for tied, stored in self._ties.items():
@@ -279,33 +281,24 @@ class Adapted(View):
     def files(self) -> Sequence[Path]:
         return [*self.source.files(), *self.adapter.weights.files()]
 
+    def notes(self) -> list[str]:
+        """Return notes on modules of the adapter that belong to other components."""
+        elsewhere = self.adapter.elsewhere if isinstance(self.adapter, LoraFile) else {}
+        own = [
+            f"{self.adapter.path}: {count} modules of {component} do not belong to {self.source.label} and are left out"
+            for component, count in elsewhere.items()
+        ]
+        return [*super().notes(), *own]
+
 
 def open_adapter(path: Path, base: Checkpoint) -> AdapterFile | LoraFile:
     """Open the directory of a PEFT adapter, or a LoRA file of a diffusion model, for a base."""
     return LoraFile(path, base) if path.is_file() and not is_adapter(path) else AdapterFile(path)
 
 
-def separates_head(checkpoint: Checkpoint) -> bool:
-    """Return whether an adapter gives a separate head to a base whose embedding was its head."""
-    return any(view.untied for view in adapted_views(checkpoint))
-
-
 def adapted_views(checkpoint: Checkpoint) -> Iterator[Adapted]:
     """Yield the adapters of a checkpoint, the outermost first."""
-    while isinstance(checkpoint, View):
-        if isinstance(checkpoint, Adapted):
-            yield checkpoint
-        checkpoint = checkpoint.source
-
-
-def adapter_notes(checkpoint: Checkpoint) -> list[str]:
-    """Return notes on the adapters of a checkpoint: modules that belong to other components."""
-    return [
-        f"{view.adapter.path}: {count} modules of {component} do not belong to {view.source.label} and are left out"
-        for view in adapted_views(checkpoint)
-        if isinstance(view.adapter, LoraFile)
-        for component, count in view.adapter.elsewhere.items()
-    ]
+    return (view for view in views(checkpoint) if isinstance(view, Adapted))
 
 
 def _equal(one: LazyTensor, other: LazyTensor) -> bool:

@@ -19,6 +19,7 @@ from merganser.checkpoints.adapter_updates import (
 )
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.json_file import read_object
+from merganser.checkpoints.kinds import ADAPTER_CONFIG
 from merganser.checkpoints.patterns import Pattern
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.checkpoints.torch_file import TorchFile
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PREFIX = "base_model.model."
-CONFIG = "adapter_config.json"
 _DEFAULT = 8  # PEFT's default of rank and alpha
 #: Patterns without repetition, mostly names of modules, which Python matches quickly.
 _LITERAL = re.compile(r"(\\\.|[\w.-])*")
@@ -65,7 +65,7 @@ class AdapterFile:
         self.config = _read_config(self.path)
         self.peft_type = str(self.config.get("peft_type", "LORA"))
         self._patterns = {
-            key: _compile_all(self.config.get(key) or {}, f"{self.path / CONFIG}: {key}")
+            key: _compile_all(self.config.get(key) or {}, f"{self.path / ADAPTER_CONFIG}: {key}")
             for key in ("rank_pattern", "alpha_pattern")
         }
         self.weights: Checkpoint = _open_weights(self.path)
@@ -218,12 +218,8 @@ class AdapterFile:
         return update
 
 
-def is_adapter(path: Path) -> bool:
-    return (path / CONFIG).is_file()
-
-
 def _read_config(path: Path) -> dict[str, Any]:
-    file = path / CONFIG
+    file = path / ADAPTER_CONFIG
     config = read_object(file)
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower() not in _PLAIN_STARTS:

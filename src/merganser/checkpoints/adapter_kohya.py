@@ -22,9 +22,8 @@ from merganser.checkpoints.adapter_updates import (
     RowBlock,
 )
 from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.directory import open_file
 from merganser.checkpoints.flux_names import RowPlace, flux_places
-from merganser.checkpoints.safetensors_file import SafetensorsFile
-from merganser.checkpoints.torch_file import SUFFIXES, TorchFile
 from merganser.checkpoints.unet_names import other_names
 from merganser.errors import CheckpointError
 
@@ -59,7 +58,7 @@ class LoraFile:
         self.config: dict[str, Any] = {}
         self.needs_peft = ""
         self.replaced: dict[str, str] = {}
-        self.weights: Checkpoint = TorchFile(self.path) if self.path.suffix in SUFFIXES else SafetensorsFile(self.path)
+        self.weights = open_file(self.path)
         self.updates: dict[str, AdapterUpdate] = {}
         #: Components without any module in the base, with their numbers of modules.
         self.elsewhere: dict[str, int] = {}

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from merganser.checkpoints.cards import Lineage
@@ -120,6 +121,10 @@ class Checkpoint(Shown, Mapping[str, "Tensor"]):
         """Return what its weights were made of, for the model card of a copy; empty for weights as they are."""
         return Lineage()
 
+    def notes(self) -> list[str]:
+        """Return what the user of a merge should know about how these weights are read."""
+        return []
+
     def overhead(self, name: str, entries: int) -> int:
         """Return the bytes that reading so many entries of a tensor takes besides those entries."""
         return 0
@@ -189,6 +194,11 @@ class View(Checkpoint):
         6
     """
 
+    #: Whether this view applies an adapter to its source.
+    adapts = False
+    #: Names that the source ties and this view gives separate weights -> the names they were tied to.
+    untied: Mapping[str, str] = MappingProxyType({})
+
     def __init__(self, source: Checkpoint, label: str) -> None:
         self.source = source
         self.label = label
@@ -212,12 +222,22 @@ class View(Checkpoint):
     def files(self) -> Sequence[Path]:
         return self.source.files()
 
+    def notes(self) -> list[str]:
+        return self.source.notes()
+
     def overhead(self, name: str, entries: int) -> int:
         return self.source.overhead(name, entries) if name in self.source else 0
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         if name in self.source:
             self.source.prefetch(name, rows)
+
+
+def views(checkpoint: Checkpoint) -> Iterator[View]:
+    """Yield a view and the views it is made from, the outermost first; nothing for a checkpoint that is none."""
+    while isinstance(checkpoint, View):
+        yield checkpoint
+        checkpoint = checkpoint.source
 
 
 def is_integer(dtype: torch.dtype | Element) -> bool:

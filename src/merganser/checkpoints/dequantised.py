@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
 from merganser.checkpoints.codecs.base import Codec, StoredCodes
 from merganser.checkpoints.codecs.formats import Format, find_codecs
 from merganser.checkpoints.json_file import read_config
@@ -43,9 +43,6 @@ def dequantised(checkpoint: Checkpoint) -> Checkpoint:
         >>> dequantised(mg.open("math"))
         <SafetensorsFile math/model.safetensors: 6 tensors, ...>  # doctest: +SKIP
     """
-    elements = {checkpoint.spec(name).element for name in checkpoint.names()}
-    if not any(is_integer(element) or element.itemsize == 1 for element in elements):
-        return checkpoint
     config = read_config(checkpoint.directory)
     found = find_codecs(StoredCodes(checkpoint, _settings(config)))
     return Dequantised(checkpoint, found, _dtype(config)) if found else checkpoint
@@ -105,24 +102,15 @@ class Dequantised(View):
         elif rows is None or self.source.spec(codec.stored[0]).shape[:1] == codec.shape[:1]:
             self.source.prefetch(codec.stored[0], rows)
 
+    def notes(self) -> list[str]:
+        own = (
+            f"{self.label} is quantised ({_listed(self.forms)}): its weights are decoded as they are read, merged in "
+            "float32 and written unquantised"
+        )
+        return [own, *super().notes()]
+
     def _codec(self, name: str) -> Codec | None:
         return self._codecs.get(self.source.aliases().get(name, name))
-
-
-def quantisation_notes(checkpoint: Checkpoint) -> list[str]:
-    """Return notes on codes that a checkpoint reads as weights."""
-    return [
-        f"{view.label} is quantised ({_listed(view.forms)}): its weights are decoded as they are read, merged in "
-        f"float32 and written unquantised"
-        for view in _views(checkpoint)
-    ]
-
-
-def _views(checkpoint: Checkpoint) -> Iterator[Dequantised]:
-    while isinstance(checkpoint, View):
-        if isinstance(checkpoint, Dequantised):
-            yield checkpoint
-        checkpoint = checkpoint.source
 
 
 def _listed(forms: Mapping[str, int]) -> str:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
 from merganser.checkpoints.json_file import read_object
+from merganser.checkpoints.kinds import TORCH_SUFFIXES
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.checkpoints.submodules import SEPARATOR, find_weights, is_pipeline, module_weights
-from merganser.checkpoints.torch_file import SUFFIXES, TorchFile
 from merganser.confine import confine
 from merganser.errors import CheckpointError
 
@@ -128,11 +128,16 @@ def _open_shards(directory: Path) -> dict[str, Checkpoint]:
 
 
 def _open(file: Path) -> dict[str, Checkpoint]:
-    return _open_indexed(file) if file.name.endswith(_INDEX) else {file.name: _open_file(file)}
+    return _open_indexed(file) if file.name.endswith(_INDEX) else {file.name: open_file(file)}
 
 
-def _open_file(file: Path) -> Checkpoint:
-    return TorchFile(file) if file.suffix in SUFFIXES else SafetensorsFile(file)
+def open_file(file: Path) -> Checkpoint:
+    """Open a file of torch or safetensors."""
+    if file.suffix not in TORCH_SUFFIXES:
+        return SafetensorsFile(file)
+    from merganser.checkpoints.torch_file import TorchFile
+
+    return TorchFile(file)
 
 
 def weight_files(index: Path) -> dict[str, Path]:
@@ -158,7 +163,7 @@ def _open_indexed(index: Path) -> dict[str, Checkpoint]:
     for file, path in sorted(paths.items()):
         if not path.is_file():
             raise CheckpointError(f"{index}: names {file!r}, which does not exist; is the download complete?")
-        shards[file] = _open_file(path)
+        shards[file] = open_file(path)
     have = {file: set(shard.names()) | set(shard.aliases()) for file, shard in shards.items()}
     for name, file in weight_map.items():
         if name not in have[file]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
 from merganser.checkpoints.dtypes import Element
 from merganser.checkpoints.inert_pickle import InertRecord, load_inert, numbers
+from merganser.checkpoints.kinds import DISTRIBUTED_METADATA
 from merganser.checkpoints.reads import note_read
 from merganser.checkpoints.torch_archive import read_torch_archive
 from merganser.confine import confine
@@ -23,7 +24,6 @@ from merganser.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-METADATA = ".metadata"
 _ACCEPTED = (
     "torch.distributed.checkpoint.",
     "torch.Size",
@@ -57,7 +57,7 @@ class DistributedCheckpoint(Checkpoint):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.directory = Path(path)
         self.label = str(path)
-        file = self.directory / METADATA
+        file = self.directory / DISTRIBUTED_METADATA
         try:
             content, _ = load_inert(file.read_bytes(), lambda each: each.startswith(_ACCEPTED) or _is_dtype(each))
             self._tensors = _tensors(content, self.directory)
@@ -93,7 +93,7 @@ class DistributedCheckpoint(Checkpoint):
 
     def files(self) -> Sequence[Path]:
         used = {chunk.file for _, chunks in self._tensors.values() for chunk in chunks}
-        return [Path(str(self.directory)) / METADATA, *sorted(used)]
+        return [Path(str(self.directory)) / DISTRIBUTED_METADATA, *sorted(used)]
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256((self.files()[0]).read_bytes())
@@ -121,7 +121,7 @@ class DistributedCheckpoint(Checkpoint):
             or tuple(tensor.shape) != chunk.sizes
             or tensor.dtype != self.spec(name).dtype
         ):
-            raise CheckpointError(f"{chunk.file}: {name!r} does not match {METADATA}")
+            raise CheckpointError(f"{chunk.file}: {name!r} does not match {DISTRIBUTED_METADATA}")
         return tensor
 
 
@@ -181,7 +181,7 @@ def _located(
     info = stored[key, offsets]
     if info.get("transform_descriptors"):
         raise ValueError(f"{key!r} is stored in an unknown format ({str(info['transform_descriptors'])[:60]})")
-    file = confine(directory, info["relative_path"], str(directory / METADATA))
+    file = confine(directory, info["relative_path"], str(directory / DISTRIBUTED_METADATA))
     start, length = numbers((info["offset"], info["length"]))
     if not file.is_file() or start + length > file.stat().st_size:
         raise ValueError(f"a part of {key!r} is not in {file.name}; is the copy complete?")

@@ -171,7 +171,7 @@ def in_layout_of(template: Checkpoint, checkpoint: Checkpoint) -> Checkpoint:
         <InLayout one-by-one: 27 tensors, ...>
     """
     theirs, ours = set(checkpoint.names()), set(template.names())
-    if theirs == ours or not (theirs - ours and ours - theirs):
+    if ours <= theirs or theirs <= ours:
         return checkpoint
     kinds = [model_config(each).get("model_type") for each in (template, checkpoint)]
     model = build_skeleton(template) if kinds[0] == kinds[1] else None

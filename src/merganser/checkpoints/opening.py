@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from merganser.checkpoints.adapter import Adapted, open_adapter
-from merganser.checkpoints.adapter_file import AdapterFile, is_adapter
-from merganser.checkpoints.base import Checkpoint
-from merganser.checkpoints.dequantised import dequantised
-from merganser.checkpoints.directory import Directory
-from merganser.checkpoints.distributed import METADATA, DistributedCheckpoint
-from merganser.checkpoints.gguf_file import GGUFFile
-from merganser.checkpoints.gguf_model import open_gguf
+from merganser.checkpoints.base import Checkpoint, is_integer
+from merganser.checkpoints.directory import Directory, open_file
+from merganser.checkpoints.kinds import TORCH_SUFFIXES, is_adapter, is_distributed
 from merganser.checkpoints.memory import Module, StateDict
 from merganser.checkpoints.references import HUB_ID, exists, is_remote, parts
-from merganser.checkpoints.remote.models import fetch_adapter, fetch_small_files, open_remote
-from merganser.checkpoints.safetensors_file import SafetensorsFile
-from merganser.checkpoints.torch_file import SUFFIXES, TorchFile
 from merganser.errors import CheckpointError, require
 from merganser.lazy import torch
 
@@ -82,16 +74,25 @@ def _open(reference: Reference, over: tuple[Path, ...]) -> Checkpoint:
     text = os.fspath(reference)
     first, *adapters = parts(text)
     opened = _open_remote(first, over) if is_remote(first) else _open_path(locate(first), over)
+    return _adapt(opened, adapters) if adapters else opened
+
+
+def _adapt(checkpoint: Checkpoint, adapters: Sequence[str]) -> Checkpoint:
+    """Apply adapters to a checkpoint, the first one first."""
+    from merganser.checkpoints.adapter import Adapted, open_adapter
+
     for adapter in adapters:
-        below, opened = opened.label, Adapted(opened, open_adapter(locate(adapter), opened))
+        below, checkpoint = checkpoint.label, Adapted(checkpoint, open_adapter(locate(adapter), checkpoint))
         if is_remote(adapter):
-            opened.label = f"{below}+{adapter}"  # not the directory it was downloaded to
-    return opened
+            checkpoint.label = f"{below}+{adapter}"  # not the directory it was downloaded to
+    return checkpoint
 
 
 def locate(reference: str) -> Path:
     """Return the local path of a reference: itself if it exists, else the hub's snapshot (respects offline mode)."""
     if is_remote(reference):
+        from merganser.checkpoints.remote.models import fetch_adapter
+
         return fetch_adapter(reference)
     path = Path(os.path.expanduser(reference))
     if os.path.exists(path):  # not Path.exists, which raises on what is too long for a path
@@ -125,6 +126,8 @@ def open_headers(reference: str) -> Checkpoint:
     found = []
     for part in parts(reference):
         if not exists(part) and HUB_ID.fullmatch(part) and not _is_here(part):
+            from merganser.checkpoints.remote.models import fetch_small_files
+
             try:
                 fetch_small_files(part := f"hf://{part}")
             except CheckpointError as error:
@@ -145,6 +148,8 @@ def _is_here(reference: str) -> bool:
 
 
 def _open_remote(url: str, over: tuple[Path, ...]) -> Checkpoint:
+    from merganser.checkpoints.remote.models import fetch_adapter, fetch_small_files, open_remote
+
     place = fetch_small_files(url.rstrip("/"))
     return _open_adapter(fetch_adapter(url), over) if is_adapter(place) else open_remote(url)
 
@@ -159,22 +164,38 @@ def _open_path(path: Path, over: tuple[Path, ...]) -> Checkpoint:
     if path.is_dir():
         if is_adapter(path):
             return _open_adapter(path, over)
-        if (path / METADATA).is_file():
+        if is_distributed(path):
+            from merganser.checkpoints.distributed import DistributedCheckpoint
+
             return DistributedCheckpoint(path)
-        return dequantised(Directory(path))
-    if path.suffix == ".safetensors":
-        return dequantised(SafetensorsFile(path))
+        return _decode(Directory(path))
     if path.suffix == ".gguf":
+        from merganser.checkpoints.gguf_file import GGUFFile
+        from merganser.checkpoints.gguf_model import open_gguf
+
         return open_gguf(GGUFFile(path))
-    if path.suffix in SUFFIXES:
-        return dequantised(TorchFile(path))
+    if path.suffix in (".safetensors", *TORCH_SUFFIXES):
+        return _decode(open_file(path))
     if path.name.endswith(".index.json"):
-        return dequantised(Directory(path))
-    known = ", ".join((".safetensors", ".gguf", *SUFFIXES))
+        return _decode(Directory(path))
+    known = ", ".join((".safetensors", ".gguf", *TORCH_SUFFIXES))
     raise CheckpointError(f"{path}: unknown file type; expected a directory or one of {known}")
 
 
+def _decode(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint whose codes of known formats are read as weights; itself if it has no codes."""
+    elements = {checkpoint.spec(name).element for name in checkpoint.names()}
+    if not any(is_integer(element) or element.itemsize == 1 for element in elements):
+        return checkpoint
+    from merganser.checkpoints.dequantised import dequantised
+
+    return dequantised(checkpoint)
+
+
 def _open_adapter(path: Path, over: tuple[Path, ...]) -> Checkpoint:
+    from merganser.checkpoints.adapter import Adapted
+    from merganser.checkpoints.adapter_file import AdapterFile
+
     place = path.resolve()
     if place in over:
         raise CheckpointError(f"{path}: the adapter is its own base; write BASE+{path}")

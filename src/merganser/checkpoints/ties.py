@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.base import Checkpoint, views
 from merganser.checkpoints.json_file import read_config
 from merganser.errors import CheckpointError
 
@@ -66,6 +66,11 @@ def _inseparable(checkpoint: Checkpoint, stored: str, tied: str, where: str) -> 
         f"{where}: trains {stored!r}, which {checkpoint.label} also uses as {tied}; merganser cannot store them "
         "separately, so merge the adapter with peft first"
     )
+
+
+def separates_head(checkpoint: Checkpoint) -> bool:
+    """Return whether an adapter gives a separate head to a base whose embedding was its head."""
+    return any(view.untied for view in views(checkpoint))
 
 
 def untied_edits(config: Mapping[str, Any]) -> list[tuple[list[str], Any]]:

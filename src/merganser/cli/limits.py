@@ -26,6 +26,6 @@ def raise_open_files() -> None:
 
 def memory_limit(given: str | None) -> int:
     """Return the bytes of `--memory`, or the default."""
-    from merganser.engine.execute import DEFAULT_MEMORY
+    from merganser.engine.workers import DEFAULT_MEMORY
 
     return parse_size(given) if given else DEFAULT_MEMORY

@@ -65,15 +65,15 @@ def command(
     with --resume: the bytes are the same, and OUT appears only when it is complete. --dry-run is the same as `merganser
     plan RECIPE`.
     """
+    options: dict[str, Any] = {"seed": seed, "dtype": dtype, "shard_size": shard_size, "quantize": quantize}
+    if dry_run:
+        show_plan(recipe, options, memory, workers, device, as_json)
+        return
     from merganser.engine.allocator import keep_freed_memory
     from merganser.recipes.running import run
 
     keep_freed_memory()
     limit = memory_limit(memory)
-    options: dict[str, Any] = {"seed": seed, "dtype": dtype, "shard_size": shard_size, "quantize": quantize}
-    if dry_run:
-        show_plan(recipe, options, memory, workers, device, as_json)
-        return
     begun: list[Merge] = []
 
     def on_merge(merge: Merge) -> None:

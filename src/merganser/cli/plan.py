@@ -72,7 +72,7 @@ def show_plan(
     from merganser import recipes
     from merganser.checkpoints.opening import open_headers
     from merganser.checkpoints.sidecars import prepare_sidecars
-    from merganser.recipes.running import check_workers
+    from merganser.engine.workers import check_workers
     from merganser.report.plans import describe_tensors, tensor_table
 
     memory_limit(memory)

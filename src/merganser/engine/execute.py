@@ -14,14 +14,13 @@ from typing import Any, TypeVar
 
 from merganser.engine.blocks import SPAN, Piece
 from merganser.engine.compute import Arithmetic, Computation, Computations
-from merganser.engine.footprint import footprint
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output, Plan
 from merganser.engine.sinks import Sink, place_of
+from merganser.engine.workers import DEFAULT_MEMORY
 from merganser.lazy import torch
 
 T = TypeVar("T")
-DEFAULT_MEMORY = 2 << 30
 #: Fixed cost of an output, in entries.
 _OVERHEAD = 1 << 14
 
@@ -63,20 +62,13 @@ def run_in_threads(todo: Sequence[Computation], sink: Sink, workers: int, memory
             else:
                 for computation in batch:
                     computation.prefetch(computation.spans[0])
-                pool.submit(max(map(footprint, batch)), run_batch, batch, sink, counter.add)
+                pool.submit(max(computation.footprint() for computation in batch), run_batch, batch, sink, counter.add)
 
 
 def pending(computations: Computations, sink: Sink) -> list[Computation]:
     """Return the computations of the outputs that `sink` does not have."""
     have = sink.done()
     return [computations.of(output) for output in computations.merge.plan.outputs if output.name not in have]
-
-
-def memory_bound(merge: Merge, workers: int, memory: int) -> int:
-    """Return the most memory `execute` holds besides memory-mapped files: `memory`, unless a tensor needs more."""
-    computations = Computations(merge)
-    sizes = sorted((footprint(Computation(computations, output)) for output in merge.plan.outputs), reverse=True)
-    return max(sizes[0], min(memory, sum(sizes[:workers]))) if sizes else 0
 
 
 def run_batch(
@@ -101,7 +93,7 @@ def _run_span(computation: Computation, span: list[Piece], state: Any, sink: Sin
 
 def _submit_large(pool: _Pool, computation: Computation, sink: Sink, counter: Counter) -> None:
     """Compute one tensor with all workers: its reduction first, then its spans in any order."""
-    need = footprint(computation)
+    need = computation.footprint()
     state = computation.state(lambda function, items: pool.map(need, function, items))
     left = itertools.count(len(computation.spans) - 1, -1)
 

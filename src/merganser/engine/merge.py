@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.dtypes import Element
 from merganser.engine.plan import Output, Plan
 from merganser.methods.base import Method
 from merganser.methods.registry import build, lookup
@@ -25,6 +26,11 @@ class Rule:
     labels: tuple[str, ...]
     copies: bool
 
+    @property
+    def whole(self) -> bool:
+        """Return whether a tensor can only be computed at once."""
+        return not self.copies and self.method.reach == "whole"
+
 
 class Merge(Shown):
     """A plan, its open sources, and its rules, each built once.
@@ -33,6 +39,7 @@ class Merge(Shown):
         plan: What to compute, as data.
         sources: The open checkpoints of `plan.models`, in their order.
         rules: Rules that were built while the plan was made, by `rule_key`.
+        quantises: The merge whose result this one quantises as it is written.
 
     Example:
         >>> merge = mg.recipes.prepare(mg.recipes.load("recipe.yml"))
@@ -41,10 +48,15 @@ class Merge(Shown):
     """
 
     def __init__(
-        self, plan: Plan, sources: Sequence[Checkpoint], rules: Mapping[RuleKey, Method] | None = None
+        self,
+        plan: Plan,
+        sources: Sequence[Checkpoint],
+        rules: Mapping[RuleKey, Method] | None = None,
+        quantises: Merge | None = None,
     ) -> None:
         self.plan = plan
         self.sources = tuple(sources)
+        self.quantises = quantises
         self._built = dict(rules or {})
         self._rules: dict[RuleKey, Rule] = {}
 
@@ -57,6 +69,11 @@ class Merge(Shown):
                 self._built[key] = build(lookup(output.method), output.parameters, labels)
             self._rules[key] = Rule(self._built[key], labels, output.copies)
         return self._rules[key]
+
+    def arithmetic(self, output: Output) -> Element:
+        """Return the dtype that an output is computed in: float32, or float64 if a source is."""
+        names = {self.sources[source.model].spec(source.name).element.name for source in output.reads}
+        return Element.of("float64" if "float64" in names else "float32")
 
     def only(self, outputs: Collection[Output]) -> Merge:
         """Return the same merge restricted to some outputs, with the same sources and rules."""

@@ -17,7 +17,6 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.vocabulary import Remapped
 from merganser.engine.blocks import BLOCK, cut
 from merganser.engine.compute import Arithmetic, Computation, Computations
-from merganser.engine.footprint import footprint
 from merganser.engine.merge import Merge, Open
 from merganser.engine.plan import Plan
 from merganser.lazy import torch
@@ -90,9 +89,9 @@ class Merged(Checkpoint):
         """Return the overhead of the merge, of its pieces beside the tensor, and of the kept decomposition."""
         computation = Computation(self._computations, self._outputs[self.plan.aliases.get(name, name)])
         if computation.whole:
-            return footprint(computation)
+            return computation.footprint()
         pieces = min(computation.output.spec.numel, entries) * computation.element.itemsize
-        return footprint(computation, entries) + pieces + self._largest_whole
+        return computation.footprint(entries) + pieces + self._largest_whole
 
     @cached_property
     def _largest_whole(self) -> int:

@@ -24,17 +24,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from merganser import __version__
 from merganser.checkpoints.base import Checkpoint, View
 from merganser.checkpoints.cards import read_licence
 from merganser.checkpoints.digests import digest_bytes, digest_file
 from merganser.checkpoints.references import exists, is_remote, parts
-from merganser.engine.layout import Shard
-from merganser.engine.merge import Merge
-from merganser.engine.plan import Model
-from merganser.engine.sinks import Digests
+
+if TYPE_CHECKING:
+    from merganser.engine.layout import Shard
+    from merganser.engine.merge import Merge
+    from merganser.engine.plan import Model
+    from merganser.engine.sinks import Digests
 
 LOCK_FILE = "merganser.lock.json"
 FORMAT = 1

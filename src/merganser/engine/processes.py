@@ -18,7 +18,6 @@ from typing import Any
 from merganser.checkpoints.references import is_remote, parts
 from merganser.engine.compute import Arithmetic, Computation, Computations
 from merganser.engine.execute import (
-    DEFAULT_MEMORY,
     Counter,
     Progress,
     batches,
@@ -28,10 +27,10 @@ from merganser.engine.execute import (
     run_in_threads,
     work,
 )
-from merganser.engine.footprint import footprint
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output
 from merganser.engine.sinks import Finished, ReportingSink, SharedSink
+from merganser.engine.workers import DEFAULT_MEMORY
 from merganser.errors import MerganserError
 
 Batch = Sequence[Computation]
@@ -90,7 +89,7 @@ def _run(
     Children only write; only this process knows what is finished. They stop when it ends for any reason.
     """
     order = sorted(cut, key=lambda batch: -sum(map(work, batch)))
-    needs = [max(map(footprint, batch)) for batch in order]
+    needs = [max(computation.footprint() for computation in batch) for batch in order]
     with _children(order, sink, min(workers, len(order))) as children:
         idle = list(children)
         busy: dict[_Child, int] = {}

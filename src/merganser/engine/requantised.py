@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from merganser.checkpoints.base import Checkpoint, Rows, View
 from merganser.checkpoints.sidecars import Sidecars
 from merganser.engine.merge import Merge
-from merganser.engine.nested import Merged
 from merganser.engine.plan import Model, Output
 from merganser.errors import InputError
 from merganser.lazy import np, torch
@@ -147,15 +146,7 @@ def quantised_merge(merge: Merge, view: Requantised, outputs: Sequence[Output], 
         sidecars=replace(sidecars, tokenizer=moved),
         notes=(*plan.notes, note),
     )
-    return Merge(quantised, (view, *merge.sources))
-
-
-def unquantised(merge: Merge) -> Merge:
-    """Return the merge whose result is quantised as it is written; a merge that is not quantised itself."""
-    view = merge.sources[0]
-    if isinstance(view, Requantised) and isinstance(view.source, Merged):
-        return Merge(view.source.plan, view.source.sources)
-    return merge
+    return Merge(quantised, (view, *merge.sources), quantises=merge)
 
 
 def _ratio(sums: Sequence[tuple[float, float]]) -> float:

@@ -7,12 +7,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from merganser.engine.blocks import Piece
-from merganser.engine.changes import Change
-from merganser.engine.plan import Output, Plan
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from merganser.engine.changes import Change
+    from merganser.engine.plan import Output, Plan
 
 
 #: Digests of stored tensors: file -> tensor name -> digest.

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from merganser.checkpoints.adapter_file import CONFIG, PREFIX
+from merganser.checkpoints.adapter_file import PREFIX
 from merganser.checkpoints.cards import render_adapter_card
+from merganser.checkpoints.kinds import ADAPTER_CONFIG
 from merganser.engine.adapter_origin import AdapterOrigin
 from merganser.engine.publishing import publish
 from merganser.errors import InputError
@@ -157,7 +158,7 @@ def save_adapter(
 
     def write(directory: Path) -> None:
         save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
-        (directory / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+        (directory / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
         card = render_adapter_card(
             settings.get("base_model_name_or_path"), origin.made_by, [label for label, _ in origin.sources]
         )

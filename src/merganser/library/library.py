@@ -29,7 +29,6 @@ from merganser.library.views import Expert, MergedExperts
 from merganser.methods.registry import build as build_method
 from merganser.methods.tsv import TSV
 from merganser.notebooks import Shown
-from merganser.recipes.saving import save
 
 if TYPE_CHECKING:
     import torch
@@ -273,6 +272,8 @@ class Library(Shown):
 
     def extract(self, name: str, out: str | os.PathLike[str], **options: Any) -> Path:
         """Rebuild an expert as an ordinary checkpoint directory (options of `mg.save`)."""
+        from merganser.recipes.saving import save
+
         return save(self.expert(name), out, **options)
 
     def size(self) -> Size:

@@ -15,7 +15,6 @@ from merganser.library import storage
 from merganser.library.bases import main_dtype, weights_checksum
 from merganser.library.manifest import FILE, LOCK, SHARED_FILE, Manifest
 from merganser.library.storage import FACTOR_DTYPES
-from merganser.recipes.saving import save
 
 
 def interrupted(directory: Path, wanted: Manifest) -> Manifest | None:
@@ -61,6 +60,8 @@ def begin(directory: Path, wanted: Manifest, base: Checkpoint) -> Manifest:
     """Write and return the manifest of a new library, after copying the base if requested."""
     if wanted.base_copied:
         # Continues an unfinished copy, keeps a finished one, and refuses anything else.
+        from merganser.recipes.saving import save
+
         base = open_checkpoint(save(base, directory / "base", resume=True, disk=storage.DISK))
         wanted = replace(wanted, base_fingerprint=base.fingerprint())
     wanted = replace(wanted, base_sha256=weights_checksum(base))

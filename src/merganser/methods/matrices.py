@@ -6,7 +6,6 @@ import fnmatch
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -131,5 +130,7 @@ def side_by_side(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
     workers = min(torch.get_num_threads(), len(items))
     if workers < 2:
         return [function(item) for item in items]
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(function, items))

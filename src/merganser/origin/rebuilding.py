@@ -17,12 +17,13 @@ from merganser.checkpoints.weight_files import WeightFile, open_weights, read_he
 from merganser.engine.blocks import Piece
 from merganser.engine.changes import Change
 from merganser.engine.compute import Arithmetic
-from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
+from merganser.engine.execute import Progress, execute
 from merganser.engine.layout import lay_out
 from merganser.engine.merge import Merge
 from merganser.engine.origin import SINGLE, Ancestry, lock_path
 from merganser.engine.plan import Output, Plan
 from merganser.engine.sinks import Digests
+from merganser.engine.workers import DEFAULT_MEMORY
 from merganser.errors import InputError
 from merganser.lazy import torch
 from merganser.origin.lock_file import LockFile, read_lock

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from merganser.checkpoints import torch_file
+from merganser.checkpoints.kinds import TORCH_SUFFIXES
 from merganser.checkpoints.references import exists
 from merganser.checkpoints.tensor_names import natural_order
 from merganser.errors import RecipeError
@@ -18,7 +18,7 @@ from merganser.recipes.references import places
 #: Key that excludes early checkpoints from a glob.
 WINDOW = "window"
 #: Suffixes of files that are checkpoints by themselves; any directory counts as one.
-SUFFIXES = (".safetensors", ".gguf", *torch_file.SUFFIXES)
+SUFFIXES = (".safetensors", ".gguf", *TORCH_SUFFIXES)
 
 
 def expand(models: list[Any], root: Path | None, where: str) -> list[Any]:

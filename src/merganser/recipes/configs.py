@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from merganser.checkpoints.adapter import separates_head
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.chat_templates import TEMPLATES
 from merganser.checkpoints.gguf_config import gguf_config
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.sidecars import Edit, Sidecars, TokenizerFiles, code_files, freeze_edits
 from merganser.checkpoints.submodules import SEPARATOR, module_weights, weights_stem, written_file
-from merganser.checkpoints.ties import untied_edits
+from merganser.checkpoints.ties import separates_head, untied_edits
 from merganser.engine.plan import Output
 from merganser.errors import RecipeError, did_you_mean, reading
 from merganser.recipes.layer_settings import layer_edits, sections

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from merganser.checkpoints.adapter import Adapted
-from merganser.checkpoints.base import TensorSpec
+from merganser.checkpoints.base import TensorSpec, View
 from merganser.checkpoints.dtypes import Element
 from merganser.engine.merge import RuleKey, rule_key
 from merganser.engine.plan import Output, Source
@@ -173,7 +172,7 @@ class OutputPlanner:
         parameters = self._parameters(roles, job, [source.name for source in sources])
         spec = checkpoint.spec(code.name)
         output = Output(job.name, spec, roles.method.name, tuple(sources), None, parameters)
-        if output.copies and not isinstance(checkpoint, Adapted):
+        if output.copies and not (isinstance(checkpoint, View) and checkpoint.adapts):
             self.mismatches.copied_code(code.name, code.model)
             return output
         self.mismatches.quantised(code.name, code.model)

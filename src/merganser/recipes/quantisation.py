@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from merganser.engine.float8 import in_float8
-from merganser.engine.gguf_output import in_gguf
-from merganser.engine.merge import Merge
 from merganser.errors import RecipeError, did_you_mean
+
+if TYPE_CHECKING:
+    from merganser.engine.merge import Merge
 
 #: FP8 as compressed-tensors stores it, and types of GGUF; llama.cpp's library writes those ending in "_k".
 QUANTISATIONS = ("fp8", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k")
@@ -40,4 +41,7 @@ def quantise(merge: Merge, form: str | None) -> Merge:
     """Return a merge whose weights are quantised as they are written; without a format, the merge itself."""
     if form is None:
         return merge
+    from merganser.engine.float8 import in_float8
+    from merganser.engine.gguf_output import in_gguf
+
     return in_float8(merge) if form == "fp8" else in_gguf(merge, form)

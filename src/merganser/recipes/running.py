@@ -14,14 +14,8 @@ from merganser.checkpoints.dtypes import dtype_name
 from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
-from merganser.engine.compute import Arithmetic
-from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
-from merganser.engine.export import write_merge
 from merganser.engine.merge import Merge
-from merganser.engine.origin import choose_digest
-from merganser.engine.processes import execute_in_processes
-from merganser.engine.sinks import DictSink
-from merganser.engine.writer import CheckpointWriter
+from merganser.engine.workers import DEFAULT_MEMORY, check_workers
 from merganser.errors import InputError
 from merganser.lazy import torch
 from merganser.methods.registry import lookup
@@ -32,6 +26,9 @@ from merganser.recipes.schema import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from merganser.engine.execute import Progress
+    from merganser.engine.writer import CheckpointWriter
 
 
 def merge(
@@ -102,6 +99,10 @@ def merge(
         if not among:
             opened[key] = open_labelled(base, key)
     prepared = prepare(load(document, held=opened), open=opened.__getitem__)
+    from merganser.engine.compute import Arithmetic
+    from merganser.engine.execute import execute
+    from merganser.engine.sinks import DictSink
+
     sink = DictSink(prepared.plan)
     execute(prepared, sink, workers=workers, memory=memory, settings=Arithmetic(device, allow_nan))
     return sink.result()
@@ -178,6 +179,13 @@ def run(
         )
     prepared = prepare(loaded)
     on_merge(prepared)
+    # A wrong recipe is refused before the engine is imported.
+    from merganser.engine.compute import Arithmetic
+    from merganser.engine.execute import execute
+    from merganser.engine.export import write_merge
+    from merganser.engine.origin import choose_digest
+    from merganser.engine.processes import execute_in_processes
+
     algorithm = choose_digest(prepared) if digest is None else digest
     settings = Arithmetic(device, allow_nan, changes, algorithm)
 
@@ -202,18 +210,6 @@ def run(
         digest=algorithm,
         recipe=resolve_document(loaded),
     )
-
-
-def check_workers(workers: int | None, device: str) -> None:
-    """Refuse a number of workers or a device that cannot compute."""
-    if workers is not None and (not isinstance(workers, int) or workers < 1):
-        raise InputError(f"workers: expected a whole number of at least 1, got {workers!r}")
-    if device == "cpu":
-        return
-    try:
-        torch.zeros(1, device=device).cpu()  # there and back, because the meta device holds no values
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise InputError(f"device {device!r} is not usable here: {str(error).splitlines()[0]}") from None
 
 
 def check_several(models: object) -> None:

@@ -17,18 +17,18 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.sidecars import edited, freeze_edits
 from merganser.engine.compute import Arithmetic
 from merganser.engine.disk import Disk
-from merganser.engine.execute import DEFAULT_MEMORY, Progress, execute
+from merganser.engine.execute import Progress, execute
 from merganser.engine.export import write_merge
 from merganser.engine.merge import Merge
 from merganser.engine.nested import Merged
 from merganser.engine.origin import choose_digest
 from merganser.engine.plan import Model
+from merganser.engine.workers import DEFAULT_MEMORY, check_workers
 from merganser.engine.writer import CheckpointWriter
 from merganser.lazy import torch
 from merganser.recipes.configs import dtype_edits
 from merganser.recipes.loading import load
 from merganser.recipes.planning import prepare
-from merganser.recipes.running import check_workers
 
 
 def save(

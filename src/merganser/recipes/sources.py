@@ -8,19 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from merganser.checkpoints.adapter import adapter_notes, separates_head
 from merganser.checkpoints.base import Checkpoint
-from merganser.checkpoints.dequantised import quantisation_notes
-from merganser.checkpoints.expert_orders import MatchedExperts
 from merganser.checkpoints.gguf_config import gguf_notes, model_config
-from merganser.checkpoints.grafting import Grafted
-from merganser.checkpoints.layouts import in_layout_of
 from merganser.checkpoints.quantised import quantised
 from merganser.checkpoints.sidecars import Edit, edited, read_chat_template
-from merganser.checkpoints.ties import untied_edits
+from merganser.checkpoints.ties import separates_head, untied_edits
 from merganser.checkpoints.tokenizer import Tokens, read_tokens
 from merganser.engine.merge import Merge, Open
-from merganser.engine.nested import Merged
 from merganser.engine.plan import Model
 from merganser.errors import CheckpointError, RecipeError, did_you_mean
 from merganser.recipes.layers import Layout, layout
@@ -81,6 +75,8 @@ class SourceTable:
         if entry.recipe is not None:
             if entry.recipe.output.quantize is not None:
                 raise RecipeError(f"{entry.where}: output.quantize: only the outermost recipe is written and quantised")
+            from merganser.engine.nested import Merged
+
             merge = nested(entry.recipe)
             self._homes[index] = merge.sources[merge.plan.sidecars.tokenizer.model].directory
             self.models.append(Model(entry.label, plan=merge.plan))
@@ -99,13 +95,20 @@ class SourceTable:
 
     def adopt_layout(self) -> list[str]:
         """Present models that are a part of the template, or stored in another layout, in the template's layout."""
-        notes = [note for each in self.checkpoints for note in (*quantisation_notes(each), *adapter_notes(each))]
+        notes = [note for each in self.checkpoints for note in each.notes()]
         notes += gguf_notes(self.checkpoints[0])
         for i in range(1, len(self)):
             if i in self._maps:
+                from merganser.checkpoints.grafting import Grafted
+
                 self.checkpoints[i] = Grafted(self.checkpoints[0], self.checkpoints[i], self._maps[i])
                 self.models[i] = replace(self.models[i], map=self._maps[i])
                 continue
+            ours, theirs = set(self.checkpoints[0].names()), set(self.checkpoints[i].names())
+            if ours <= theirs or theirs <= ours:
+                continue
+            from merganser.checkpoints.layouts import in_layout_of
+
             seen = in_layout_of(self.checkpoints[0], self.checkpoints[i])
             if seen is not self.checkpoints[i]:
                 self.checkpoints[i] = seen
@@ -117,6 +120,8 @@ class SourceTable:
 
     def match_experts(self) -> list[str]:
         """See every mixture with its experts in the order of the first model's."""
+        from merganser.checkpoints.expert_orders import MatchedExperts
+
         problems = Problems()
         for i in range(1, len(self)):
             with problems.collect():

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from merganser.checkpoints.adapter import Adapted
-from merganser.checkpoints.base import View
+from merganser.checkpoints.base import views
 from merganser.checkpoints.row_runs import RowRun, join_rows
 from merganser.checkpoints.token_bytes import match_tokens
 from merganser.checkpoints.tokenizer import Tokens, added_token
@@ -132,12 +131,11 @@ def _fit(options: TokenizerOptions, table: SourceTable, model: int, source: int)
 
 def resized(table: SourceTable) -> tuple[int, int] | None:
     """Return the rows of the template's embedding before and after its adapter, if the adapter changes their number."""
-    template, name = table.checkpoints[0], _embedding(table, 0)
-    while isinstance(template, View) and not isinstance(template, Adapted):
-        template = template.source
-    if name is None or not isinstance(template, Adapted):
+    name = _embedding(table, 0)
+    adapted = next((view for view in views(table.checkpoints[0]) if view.adapts), None)
+    if name is None or adapted is None:
         return None
-    before, after = (checkpoint.spec(name).shape[0] for checkpoint in (template.source, template))
+    before, after = (checkpoint.spec(name).shape[0] for checkpoint in (adapted.source, adapted))
     return (before, after) if before != after else None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints import open as open_checkpoint
-from merganser.checkpoints.adapter_file import is_adapter
+from merganser.checkpoints.kinds import is_adapter
 from merganser.checkpoints.tensor_names import block_of
 from merganser.engine.changes import read_changes
 from merganser.report import changes

@@ -38,13 +38,12 @@ def summarise(merge: Merge, memory: int, workers: int | None = None) -> dict[str
     A quantised merge is described as the merge that is quantised, except for what it writes.
     """
     from merganser.checkpoints.cards import read_licence
-    from merganser.engine.execute import memory_bound
+    from merganser.engine.footprint import memory_bound
     from merganser.engine.layout import lay_out
-    from merganser.engine.requantised import unquantised
     from merganser.origin.licences import find_conflicts
     from merganser.recipes.sampling import sample_models
 
-    inner = unquantised(merge)
+    inner = merge.quantises or merge
     plan, sources = inner.plan, inner.sources
     licences = [licence for source in sources if (licence := read_licence(source.directory)) is not None]
     samples = sample_models(inner)

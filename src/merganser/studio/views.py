@@ -126,7 +126,7 @@ def read_recipe(roots: Roots, written: str | Mapping[str, Any], beside: str | No
 
 def _plan(roots: Roots, text: str, beside: str | None) -> dict[str, Any]:
     from merganser.checkpoints.sidecars import prepare_sidecars
-    from merganser.engine.execute import DEFAULT_MEMORY
+    from merganser.engine.workers import DEFAULT_MEMORY
     from merganser.report.plans import summarise
 
     merge = roots.prepare(text, beside)

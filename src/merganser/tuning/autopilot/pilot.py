@@ -12,7 +12,7 @@ from torch import Tensor
 
 from merganser.checkpoints.hashing import content_hash
 from merganser.checkpoints.opening import Reference
-from merganser.engine.execute import DEFAULT_MEMORY
+from merganser.engine.workers import DEFAULT_MEMORY
 from merganser.errors import InputError
 from merganser.evaluate.tasks import Task
 from merganser.evolve import calibrations as calibration_files

@@ -1,0 +1,22 @@
+"""Kinds of checkpoints, told apart by the names of their files, so that a reader is imported only for its kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+#: Suffixes of files that torch writes.
+TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+#: The config in the directory of a PEFT adapter.
+ADAPTER_CONFIG = "adapter_config.json"
+#: Lists the tensors of a torch distributed checkpoint.
+DISTRIBUTED_METADATA = ".metadata"
+
+
+def is_adapter(path: Path) -> bool:
+    """Return whether a path is the directory of a PEFT adapter."""
+    return (path / ADAPTER_CONFIG).is_file()
+
+
+def is_distributed(path: Path) -> bool:
+    """Return whether a path is a torch distributed checkpoint."""
+    return (path / DISTRIBUTED_METADATA).is_file()
