@@ -56,8 +56,9 @@ def test_the_wheel_holds_the_package_and_merges(sources: Path, tmp_path: Path) -
     assert modules() <= held
     folders = {name.partition("/")[0].partition("-")[0] for name in held}
     assert folders == {"merganser"}, "the wheel holds something besides the package"
-    compiled = [name for name in held if name.startswith("merganser/kernels/_tiles")]
-    assert compiled or shutil.which(os.environ.get("CC", "cc")) is None, "the compiled kernels are missing"
+    for kernel in ("_tiles", "_linear_assignment"):
+        compiled = [name for name in held if name.startswith(f"merganser/kernels/{kernel}.")]
+        assert compiled or shutil.which(os.environ.get("CC", "cc")) is None, f"the compiled {kernel} is missing"
 
     installed = tmp_path / "installed"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(installed)]
@@ -83,4 +84,4 @@ def test_the_source_package_holds_what_the_wheel_is_built_from(sources: Path) ->
     with tarfile.open(build(sources, "build_sdist")) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {f"src/{name}" for name in modules()} <= names
-    assert {*NEEDED, "src/merganser/kernels/tiles.c"} <= names
+    assert {*NEEDED, *(f"src/merganser/kernels/{name}.c" for name in ("tiles", "linear_assignment"))} <= names

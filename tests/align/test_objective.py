@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.polynomial import Polynomial
 
+from merganser.align.assignments import Assignments
 from merganser.align.frank_wolfe import linear_maximum
 from merganser.align.initialisation import hard_placing, start_placings
 from merganser.align.objective import best_step
@@ -87,7 +88,7 @@ def test_gradient_equals_pairs_and_autograd(case):
     for model in range(3):
         gradient = placement.all_profits(model)
         for root in layout.trees:
-            for path, profit in placement.profits(model, root).items():
+            for path, profit in placement.linearise(model, root).profits.items():
                 expected = matrices[model][path].grad.numpy().reshape(profit.shape)
                 np.testing.assert_allclose(profit, expected, rtol=1e-10, atol=1e-12)
                 np.testing.assert_allclose(gradient[path], expected, rtol=1e-10, atol=1e-12)
@@ -108,13 +109,13 @@ def test_gradient_equals_the_four_contributions_of_the_thesis():
     for q in (1, 2):
         expected += w1[0] @ w1[q].T @ p1[q] + torch.outer(b1[0], b1[q]) @ p1[q]
         expected += w2[0].T @ p2[0] @ p2[q].T @ w2[q] @ p1[q]
-    np.testing.assert_allclose(placement.profits(0, "h1")["h1",], expected.T.numpy(), rtol=1e-10)
+    np.testing.assert_allclose(placement.linearise(0, "h1").profits["h1",], expected.T.numpy(), rtol=1e-10)
 
 
 def test_line_search_is_the_exact_quartic(case):
     _, layout, _, weights, placings = case
     placement = Placement(layout, [SoftImage(layout, w, p) for w, p in zip(weights, placings, strict=True)])
-    vertices = linear_maximum(placement)
+    vertices = linear_maximum(placement, Assignments())
     along = placement.along(vertices)
     start, end = [dense(layout, p) for p in placings], [dense(layout, v) for v in vertices]
     steps = np.linspace(0, 1, 201)
@@ -154,7 +155,7 @@ def test_held_models_are_constant():
     placings = start_placings(layout, 2, "sinkhorn", 0, frozenset({0}))
     images = [HardImage(layout, weights[0], placings[0]), SoftImage(layout, weights[1], placings[1])]
     placement = Placement(layout, images, frozenset({0}))
-    vertices = linear_maximum(placement)
+    vertices = linear_maximum(placement, Assignments())
     assert vertices[0] is None
     along = placement.along(vertices)
     assert along(0.0) == pytest.approx(placement.objective(), rel=1e-12)

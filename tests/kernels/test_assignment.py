@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from merganser.errors import InputError
-from merganser.kernels.assignment import Node, assign, assign_all, assign_tree
+from merganser.kernels.assignment import Node, assign_all, assign_tree
+from merganser.kernels.linear_assignment import assign
 
 HEADS = Node("head", 3, (Node("qk", 3), Node("vo", 2)))
 

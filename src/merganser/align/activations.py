@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from merganser.align.ascent import Ascent, Step
+from merganser.align.assignments import Assignments
 from merganser.align.cross_moments import cross_moments
 from merganser.align.matches import Match
 from merganser.align.permutations import Permutations, identity
@@ -88,7 +89,7 @@ def _match_unseen(
     """Match the trees that no layer shows by weights, with the others and the first model in place."""
     layout, weights = layout_and_weights(symmetry, states)
     placement = hard_placement(layout, weights, permutations, held=frozenset({0}))
-    ascent = Ascent(placement, permutations, workers)
+    ascent = Ascent(placement, permutations, Assignments(workers))
     unseen = [root for root in layout.trees if root not in set(seen)]
     while ascent.sweep((model, root) for model in placement.free for root in unseen):
         pass

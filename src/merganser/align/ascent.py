@@ -15,12 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from merganser.align.assignments import Assignments, Coordinate
 from merganser.align.objective import inner
-from merganser.align.placements import HardImage, Placement, Placing, SoftImage
-from merganser.kernels.assignment import Permutations, assign_all
-
-#: A tree (by its root) of a model.
-Coordinate = tuple[int, str]
+from merganser.align.placements import HardImage, Placement, Placing, SoftImage, placed_value
+from merganser.kernels.assignment import Permutations
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ def coordinates(placement: Placement) -> list[Coordinate]:
     return [(model, root) for model in placement.free for root in placement.layout.trees]
 
 
-def round_images(placement: Placement, workers: int | None = None) -> list[Permutations]:
+def round_images(placement: Placement, assignments: Assignments) -> list[Permutations]:
     """Round every soft placement to a permutation, one coordinate after another, without lowering f."""
     layout = placement.layout
     found: list[Permutations] = [{} for _ in placement.images]
@@ -49,12 +47,11 @@ def round_images(placement: Placement, workers: int | None = None) -> list[Permu
         image = placement.images[model]
         if not isinstance(image, SoftImage):
             raise TypeError("only soft images are rounded")
-        [(solution, _)] = assign_all([(layout.trees[root], placement.profits(model, root))], workers)
+        linear = placement.linearise(model, root)
+        solution, _ = assignments.best((model, root), layout.trees[root], linear.profits)
         found[model] |= solution
-        touched = dict.fromkeys(term for term, _ in layout.places[root])
-        before = {term: placement.rest(model, term) for term in touched}
         image.step(layout.gathers(root, solution), 1.0)
-        for term, rest in before.items():
+        for term, rest in linear.rests.items():
             placement.total[term] = rest.add_(image.full[term])
     return found
 
@@ -65,10 +62,12 @@ class Ascent:
     A gain of at most `least_gain` is rounding error.
     """
 
-    def __init__(self, placement: Placement, permutations: Sequence[Permutations], workers: int | None = None) -> None:
+    def __init__(
+        self, placement: Placement, permutations: Sequence[Permutations], assignments: Assignments | None = None
+    ) -> None:
         self.placement = placement
         self.permutations = [dict(p) for p in permutations]
-        self.workers = workers
+        self.assignments = assignments or Assignments()
         self._moves = [0] * len(placement.layout.terms)
         self._seen: dict[Coordinate, list[int]] = {}
         smooth = any(atom.group != "permutation" for atom in placement.layout.symmetry.atoms.values())
@@ -87,25 +86,38 @@ class Ascent:
         if self._seen.get((model, root)) == surroundings:
             return 0.0
         self._seen[model, root] = surroundings
-        [(solution, _)] = assign_all([(layout.trees[root], self.placement.profits(model, root))], self.workers)
+        linear = self.placement.linearise(model, root)
+        solution, value = self.assignments.best((model, root), layout.trees[root], linear.profits)
         placing = layout.gathers(root, solution)
-        images = image.trial(root, placing)
-        gain = sum(inner(images[term] - image.full[term], self.placement.rest(model, term)) for term in terms)
+        if linear.exact:
+            gain = value - placed_value(linear.profits, image.placing)
+            images = linear.images(placing) if gain > self.least_gain else {}
+        else:
+            images = image.trial(root, placing)
+            gain = sum(inner(images[term] - image.full[term], linear.rests[term]) for term in terms)
         if gain <= self.least_gain:
             return 0.0
-        self._take(model, solution, placing, images)
-        if len(terms) == len(layout.places[root]):  # linear: the move does not change this tree's own problem
+        self._take(model, solution, placing, images, linear.rests)
+        if linear.exact:  # the move does not change this tree's own problem
             self._seen[model, root] = [self._moves[term] for term in terms]
         return gain
 
     def set(self, model: int, root: str, solution: Permutations) -> None:
         """Set one tree of one model, whatever the effect on f."""
         placing = self.placement.layout.gathers(root, solution)
-        self._take(model, solution, placing, self._image(model).trial(root, placing))
+        images = self._image(model).trial(root, placing)
+        self._take(model, solution, placing, images, {term: self.placement.rest(model, term) for term in images})
 
-    def _take(self, model: int, solution: Permutations, placing: Placing, images: Mapping[int, Tensor]) -> None:
+    def _take(
+        self,
+        model: int,
+        solution: Permutations,
+        placing: Placing,
+        images: Mapping[int, Tensor],
+        rests: Mapping[int, Tensor],
+    ) -> None:
         for term, image in images.items():
-            self.placement.total[term] = self.placement.rest(model, term).add_(image)
+            self.placement.total[term] = rests[term].add_(image)
             self._moves[term] += 1
         self._image(model).set(placing, images)
         self.permutations[model] |= solution
@@ -124,6 +136,6 @@ def polish(ascent: Ascent, tolerance: float = 0.0, max_sweeps: int = 100) -> lis
         gain = ascent.sweep(coordinates(ascent.placement))
         if gain > 0.0:
             trace.append(Step("polish", ascent.placement.objective()))
-        if gain <= tolerance * abs(ascent.placement.objective()):
+        if gain == 0.0 or gain <= tolerance * abs(trace[-1].objective):
             break
     return trace

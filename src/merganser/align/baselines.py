@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from merganser.align.ascent import Ascent, Step
+from merganser.align.assignments import Assignments
 from merganser.align.initialisation import hard_placing
 from merganser.align.matching import match
 from merganser.align.objective import inner
@@ -51,7 +52,7 @@ def merge_many(
     states = states_of(models, symmetry, least=2)
     layout, weights = layout_and_weights(symmetry, states)
     placement = hard_placement(layout, weights, [identity(symmetry)] * len(states))
-    ascent = Ascent(placement, [identity(symmetry)] * len(states), workers)
+    ascent = Ascent(placement, [identity(symmetry)] * len(states), Assignments(workers))
     generator = np.random.default_rng(seed)
     trace = [Step("start", placement.objective())]
     for _ in range(max_passes):
@@ -76,7 +77,7 @@ def _match_to_mean(ascent: Ascent, model: int) -> float:
     others = [placement.rest(model, term) for term in range(len(layout.terms))]
     mean = [total / (len(placement.images) - 1) for total in others]
     here = [identity(layout.symmetry), ascent.permutations[model]]
-    solved = solve(layout, [mean, image.weights], held=frozenset({0}), start=here, workers=ascent.workers)
+    solved = solve(layout, [mean, image.weights], held=frozenset({0}), start=here, workers=ascent.assignments.workers)
     moved = HardImage(layout, image.weights, hard_placing(layout, solved.permutations[1])).full
     gain = sum(inner(new - old, other) for new, old, other in zip(moved, image.full, others, strict=True))
     if gain <= ascent.least_gain:

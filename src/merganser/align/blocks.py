@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from merganser.align.segments import AxisSegment
 from merganser.align.symmetries import Symmetry
-from merganser.kernels.assignment import Index, Path, Permutations
+from merganser.kernels.assignment import Path, Permutations
+from merganser.kernels.linear_assignment import Index
 
 #: Atoms of one tree, parents first, and the factors of a block that they move.
 _Group = list[tuple[str, int]]

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from merganser.align.ascent import Step
+from merganser.align.assignments import Assignments
 from merganser.align.objective import best_step
 from merganser.align.placements import Placement, Placing, SoftImage
-from merganser.kernels.assignment import assign_all
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,13 @@ class FrankWolfe:
     warmth: float = 0.5
     roughness: float = 1e-3
 
-    def run(self, placement: Placement, workers: int | None = None) -> list[Step]:
+    def run(self, placement: Placement, assignments: Assignments | None = None) -> list[Step]:
         """Move the soft images of a placement to a stationary point; return the trace."""
+        assignments = assignments or Assignments()
         small = self.tolerance * placement.bound()
         trace: list[Step] = []
         for _ in range(self.max_iterations):
-            vertices = linear_maximum(placement, workers)
+            vertices = linear_maximum(placement, assignments)
             along = placement.along(vertices)
             gap, size = float(along.deriv()(0.0)), best_step(along)
             trace.append(Step("frank_wolfe", float(along(0.0)), gap, size))
@@ -54,16 +55,15 @@ class FrankWolfe:
         return trace
 
 
-def linear_maximum(placement: Placement, workers: int | None = None) -> list[Placing | None]:
+def linear_maximum(placement: Placement, assignments: Assignments) -> list[Placing | None]:
     """Return the permutations that maximise the linearised objective, as gathers; None for fixed models."""
     layout = placement.layout
-    problems, owners = [], []
+    problems = {}
     for model in placement.free:
         profits = placement.all_profits(model)
         for root, tree in layout.trees.items():
-            problems.append((tree, {path: profits[path] for path in layout.paths[root]}))
-            owners.append((model, root))
+            problems[model, root] = tree, {path: profits[path] for path in layout.paths[root]}
     vertices: list[Placing | None] = [None] * len(placement.images)
-    for (model, root), (solution, _) in zip(owners, assign_all(problems, workers), strict=True):
+    for (model, root), (solution, _) in assignments.solve(problems).items():
         vertices[model] = {**(vertices[model] or {}), **layout.gathers(root, solution)}
     return vertices

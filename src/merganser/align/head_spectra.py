@@ -16,7 +16,7 @@ from torch import Tensor
 
 from merganser.align.ascent import Ascent
 from merganser.align.terms import TermLayout
-from merganser.kernels.assignment import Index, assign
+from merganser.kernels.linear_assignment import Index, assign
 
 
 def place_heads(ascent: Ascent, weights: Sequence[Sequence[Tensor]]) -> None:

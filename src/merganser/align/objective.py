@@ -33,16 +33,22 @@ def contract(rest: Tensor, half: Tensor, axis: int) -> Tensor:
 
 def inner(a: Tensor, b: Tensor) -> float:
     """Return ⟨a, b⟩: short products in the precision of the arrays, summed in float64."""
-    x, y = a.reshape(-1), b.reshape(-1)
-    return sum(float(torch.dot(x[i : i + SHORT], y[i : i + SHORT])) for i in range(0, len(x), SHORT))
+    return sum(float(torch.dot(x, y)) for x, y in zip(_pieces(a), _pieces(b), strict=True))
 
 
 def gram(arrays: Sequence[Tensor]) -> Gram:
-    values = np.empty((len(arrays), len(arrays)))
-    for i, a in enumerate(arrays):
-        for j in range(i + 1):
-            values[i, j] = values[j, i] = inner(a, arrays[j])
+    """Return the inner products of all pairs, piece by piece: a piece of every array fits in cache."""
+    values: Gram = np.zeros((len(arrays), len(arrays)))
+    for pieces in zip(*map(_pieces, arrays), strict=True):
+        for i, x in enumerate(pieces):
+            for j in range(i + 1):
+                values[i, j] += float(torch.dot(x, pieces[j]))
+    values += np.tril(values, -1).T
     return values
+
+
+def _pieces(array: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(array.reshape(-1), SHORT)
 
 
 def sum_of(arrays: Sequence[Tensor]) -> Tensor:

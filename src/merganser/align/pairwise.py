@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from merganser.align.ascent import Ascent, Step
+from merganser.align.assignments import Assignments
 from merganser.align.frank_wolfe import FrankWolfe
 from merganser.align.head_spectra import place_heads
 from merganser.align.initialisation import Start
@@ -81,7 +82,7 @@ def _ascend(
     still = identity(layout.symmetry)
     permutations = [still, still if isinstance(start, str) else start]
     placement = hard_placement(layout, weights, permutations, held=FIRST)
-    ascent = Ascent(placement, permutations, workers)
+    ascent = Ascent(placement, permutations, Assignments(workers))
     trace = [Step("start", placement.objective())]
     if start == "propagate":
         propagate(ascent, 1)

@@ -20,8 +20,9 @@ from merganser.align.blocks import blocks, composite, move
 from merganser.align.state import Model, State, Weights, check_symmetry, state_of
 from merganser.align.symmetries import Atom, Symmetry
 from merganser.errors import InputError, did_you_mean
-from merganser.kernels.assignment import Index, Path, rotate
+from merganser.kernels.assignment import Path, rotate
 from merganser.kernels.assignment import Permutations as Permutations
+from merganser.kernels.linear_assignment import Index
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 

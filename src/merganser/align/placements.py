@@ -10,6 +10,7 @@ of the current image, one axis after another; no product with a dense P is compu
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 
@@ -21,7 +22,8 @@ from torch import Tensor
 from merganser.align.blocks import move
 from merganser.align.objective import Gram, contract, gram, inner, power_basis, sum_of
 from merganser.align.terms import Term, TermLayout
-from merganser.kernels.assignment import Path, Profit
+from merganser.kernels.assignment import Path
+from merganser.kernels.linear_assignment import Profit
 
 #: For every path a gather (m,) of integers, or a doubly stochastic matrix (m, m): rows new, columns old.
 Placing = Mapping[Path, Tensor]
@@ -35,6 +37,7 @@ class HardImage:
         self.weights = list(weights)
         self.placing = dict(placing)
         self.full = [self._gather(term) for term in range(len(self.weights))]
+        self.squares = sum(inner(w, w) for w in self.weights)  # and of the image: moving units keeps the norm
 
     def _gather(self, term: int, skip: int | None = None) -> Tensor:
         array = self.weights[term]
@@ -74,6 +77,10 @@ class SoftImage:
                 axis = min(placed)
                 images[placed] = move(images[placed - {axis}], axis, placing[term.paths[axis]])
             self.partial.append(images)
+
+    @property
+    def squares(self) -> float:
+        return sum(inner(image, image) for image in self.full)
 
     @property
     def full(self) -> list[Tensor]:
@@ -120,6 +127,43 @@ class SoftImage:
 Image = HardImage | SoftImage
 
 
+@dataclass(frozen=True)
+class Linearised:
+    """The objective as a linear function of one tree of one model, everything else fixed.
+
+    Attributes:
+        layout: The terms.
+        profits: The gradient.
+        rests: For every term with the tree, the sum of the images of all other models.
+        halves: For every term and axis with the tree, the image of the model along all other axes.
+    """
+
+    layout: TermLayout
+    profits: dict[Path, Profit]
+    rests: dict[int, Tensor]
+    halves: dict[tuple[int, int], Tensor]
+
+    @property
+    def exact(self) -> bool:
+        """Whether the objective is linear: no term has the tree on two axes."""
+        return len(self.rests) == len(self.halves)
+
+    def images(self, placing: Placing) -> dict[int, Tensor]:
+        """Return the images of the terms if the tree had another placing; it must be on one axis of each."""
+        paths = {(term, axis): self.layout.terms[term].paths[axis] for term, axis in self.halves}
+        return {term: move(half, axis, placing[paths[term, axis]]) for (term, axis), half in self.halves.items()}
+
+
+def placed_value(profits: Mapping[Path, Profit], placing: Placing) -> float:
+    """Return the value of a placing, ⟨profit, P⟩ summed over the paths."""
+    value = 0.0
+    for path, profit in profits.items():
+        place = placing[path].cpu().numpy()
+        flat = profit.reshape(len(place), len(place))
+        value += float((flat[np.arange(len(place)), place] if place.ndim == 1 else flat * place).sum(dtype=np.float64))
+    return value
+
+
 class Placement:
     """The positions of n models in the universe. Models in `held` take part but are fixed."""
 
@@ -140,7 +184,7 @@ class Placement:
 
     def objective(self) -> float:
         value = sum(inner(total, total) for total in self.total)
-        return 0.5 * (value - sum(inner(a, a) for image in self.images for a in image.full))
+        return 0.5 * (value - sum(image.squares for image in self.images))
 
     def bound(self) -> float:
         """Return an upper bound of the objective: ½ (n − 1) Σ_p ‖W_p‖²."""
@@ -150,17 +194,15 @@ class Placement:
         """Return the sum of the images of all other models."""
         return self.total[term] - self.images[model].full[term]
 
-    def profits(self, model: int, root: str, among: Container[int] | None = None) -> dict[Path, Profit]:
-        """Return the gradient of f, or of the terms in `among`, with respect to one tree of one model."""
+    def linearise(self, model: int, root: str, among: Container[int] | None = None) -> Linearised:
+        """Return f, or the terms of it in `among`, as a linear function of one tree of one model."""
+        places = [place for place in self.layout.places[root] if among is None or place[0] in among]
+        rests = {term: self.rest(model, term) for term in dict.fromkeys(term for term, _ in places)}
+        halves = {place: self.images[model].half(*place) for place in places}
         found: dict[Path, Tensor] = {}
-        rests: dict[int, Tensor] = {}
-        for term, axis in self.layout.places[root]:
-            if among is not None and term not in among:
-                continue
-            if term not in rests:
-                rests[term] = self.rest(model, term)
-            self._accumulate(found, model, term, axis, rests[term])
-        return self._as_profits(found)
+        for (term, axis), half in halves.items():
+            self._accumulate(found, term, axis, rests[term], half)
+        return Linearised(self.layout, self._as_profits(found), rests, halves)
 
     def all_profits(self, model: int) -> dict[Path, Profit]:
         """Return the gradient of f with respect to every placement of one model."""
@@ -168,11 +210,11 @@ class Placement:
         for term, paths in enumerate(term.paths for term in self.layout.terms):
             rest = self.rest(model, term)
             for axis in range(len(paths)):
-                self._accumulate(found, model, term, axis, rest)
+                self._accumulate(found, term, axis, rest, self.images[model].half(term, axis))
         return self._as_profits(found)
 
-    def _accumulate(self, found: dict[Path, Tensor], model: int, term: int, axis: int, rest: Tensor) -> None:
-        product = contract(rest, self.images[model].half(term, axis), axis)
+    def _accumulate(self, found: dict[Path, Tensor], term: int, axis: int, rest: Tensor, half: Tensor) -> None:
+        product = contract(rest, half, axis)
         path = self.layout.terms[term].paths[axis]
         found[path] = found[path].add_(product) if path in found else product
 

@@ -18,9 +18,10 @@ from math import prod
 import numpy as np
 
 from merganser.align.ascent import Ascent
+from merganser.align.assignments import Assignments
 from merganser.align.objective import inner
 from merganser.align.placements import Placement
-from merganser.kernels.assignment import Permutations, assign_all
+from merganser.kernels.assignment import Permutations
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def propagate(ascent: Ascent, model: int, placed: Sequence[str] = ()) -> None:
         for root in left:
             known = _known_terms(placement, root, left)
             if root not in candidates or candidates[root].terms != known:
-                candidates[root] = _candidate(placement, model, root, known, ascent.workers)
+                candidates[root] = _candidate(placement, model, root, known, ascent.assignments)
         best = max(left, key=lambda root: candidates[root].score)
         if candidates[best].score <= 0.0:
             return
@@ -59,11 +60,13 @@ def _known_terms(placement: Placement, root: str, left: list[str]) -> frozenset[
     return frozenset(found)
 
 
-def _candidate(placement: Placement, model: int, root: str, terms: frozenset[int], workers: int | None) -> _Candidate:
+def _candidate(
+    placement: Placement, model: int, root: str, terms: frozenset[int], assignments: Assignments
+) -> _Candidate:
     if not terms:
         return _Candidate(terms, {}, 0.0)
-    profits = placement.profits(model, root, terms)
-    [(solution, value)] = assign_all([(placement.layout.trees[root], profits)], workers)
+    profits = placement.linearise(model, root, terms).profits
+    solution, value = assignments.best((model, root), placement.layout.trees[root], profits)
     by_chance = sum(
         float(np.sum(p, dtype=np.float64)) / prod(placement.layout.sizes(path)) for path, p in profits.items()
     )

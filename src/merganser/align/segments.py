@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 import torch
 
-from merganser.kernels.assignment import Index
+from merganser.kernels.linear_assignment import Index
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from merganser.align.ascent import Ascent, Step, polish, round_images
+from merganser.align.assignments import Assignments
 from merganser.align.frank_wolfe import FrankWolfe
 from merganser.align.initialisation import Start, hard_placing, soften, start_placings
 from merganser.align.matches import Try
@@ -76,7 +77,7 @@ def solve(
     tries: list[Try] = []
     for run in range(starts):
         clock = perf_counter()
-        solved = _solve_once(layout, weights, held, start, seed + run, solver, workers)
+        solved = _solve_once(layout, weights, held, start, seed + run, solver, Assignments(workers))
         label = start if isinstance(start, str) else "given"
         tries.append(Try(label, seed + run, solved.objective, perf_counter() - clock))
         best = solved if best is None or solved.objective > best.objective else best
@@ -91,27 +92,27 @@ def _solve_once(
     start: Start,
     seed: int,
     solver: FrankWolfe,
-    workers: int | None,
+    assignments: Assignments,
 ) -> Solved:
     """Solve from the start, and from softened solutions while that improves; polish the best."""
     placings = start_placings(layout, len(weights), start, seed, held)
     if start == "propagate":
-        begun = _propagated(layout, weights, held, workers)
-        best = _polished(layout, weights, held, begun, placings, "propagate", solver.roughness, workers)
+        begun = _propagated(layout, weights, held, assignments)
+        best = _polished(layout, weights, held, begun, placings, "propagate", solver.roughness, assignments)
     else:
-        best = _run(layout, weights, held, placings, solver, workers)
+        best = _run(layout, weights, held, placings, solver, assignments)
     trace, taken = list(best.trace), 0
     for run in range(1, solver.reheats + 1):
         softened = [
             placing if model in held else soften(hard_placing(layout, permutations), solver.warmth)
             for model, (placing, permutations) in enumerate(zip(placings, best.permutations, strict=True))
         ]
-        again = _run(layout, weights, held, softened, solver, workers)
+        again = _run(layout, weights, held, softened, solver, assignments)
         trace += [replace(step, run=run) for step in again.trace]
         if again.objective <= best.objective:
             break
         best, taken = again, run
-    last = _polished(layout, weights, held, best.permutations, placings, "polish", 0.0, workers)
+    last = _polished(layout, weights, held, best.permutations, placings, "polish", 0.0, assignments)
     trace += [replace(step, run=taken) for step in last.trace]
     permutations = list(last.permutations)
     for model in held:
@@ -125,7 +126,7 @@ def _run(
     held: frozenset[int],
     placings: Sequence[Placing],
     solver: FrankWolfe,
-    workers: int | None,
+    assignments: Assignments,
 ) -> Solved:
     """Run Frank-Wolfe, rounding and a rough polish; the permutations of fixed models are left empty."""
     soft = Placement(
@@ -136,15 +137,15 @@ def _run(
         ],
         held,
     )
-    trace = solver.run(soft, workers)
-    rounded = round_images(soft, workers)
+    trace = solver.run(soft, assignments)
+    rounded = round_images(soft, assignments)
     del soft  # the partial images take most of the memory
-    found = _polished(layout, weights, held, rounded, placings, "rounding", solver.roughness, workers)
+    found = _polished(layout, weights, held, rounded, placings, "rounding", solver.roughness, assignments)
     return replace(found, trace=trace + found.trace)
 
 
 def _propagated(
-    layout: TermLayout, weights: Sequence[Sequence[Tensor]], held: frozenset[int], workers: int | None
+    layout: TermLayout, weights: Sequence[Sequence[Tensor]], held: frozenset[int], assignments: Assignments
 ) -> list[Permutations]:
     """Place every free model by itself beside one that stays: a fixed one, or the first."""
     still = identity(layout.symmetry)
@@ -153,7 +154,7 @@ def _propagated(
     for model in range(len(weights)):
         if model not in held and model != beside:
             pair = hard_placement(layout, [weights[beside], weights[model]], [still, still], held=frozenset({0}))
-            ascent = Ascent(pair, [still, still], workers)
+            ascent = Ascent(pair, [still, still], Assignments(assignments.workers))
             propagate(ascent, 1)
             found[model] = ascent.permutations[1]
     return found
@@ -167,13 +168,13 @@ def _polished(
     placings: Sequence[Placing],
     phase: str,
     tolerance: float,
-    workers: int | None,
+    assignments: Assignments,
 ) -> Solved:
     """Run coordinate ascent from permutations; those of fixed models follow from their placings."""
     found = [placings[m] if m in held else hard_placing(layout, p) for m, p in enumerate(permutations)]
     placement = Placement(layout, [HardImage(layout, w, p) for w, p in zip(weights, found, strict=True)], held)
     trace = [Step(phase, placement.objective())]
-    ascent = Ascent(placement, permutations, workers)
+    ascent = Ascent(placement, permutations, assignments)
     trace += polish(ascent, tolerance)
     placement.refresh()
     return Solved(ascent.permutations, placement.objective(), trace)

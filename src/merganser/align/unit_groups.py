@@ -22,7 +22,7 @@ from merganser.align.execution import example_arguments, plain_kernels
 from merganser.align.outputs import choose
 from merganser.align.sensitivity import relative_difference
 from merganser.align.symmetries import Symmetry
-from merganser.kernels.assignment import Index
+from merganser.kernels.linear_assignment import Index
 from merganser.modules.batches import Inputs, without_targets
 
 _RTOL = 1e-9

@@ -29,7 +29,8 @@ from merganser.align.state import State, check_models, check_symmetry, states_of
 from merganser.align.symmetries import Symmetry
 from merganser.align.unit_groups import axis_dims, group_units, groupable, reads
 from merganser.errors import InputError
-from merganser.kernels.assignment import Index, Path
+from merganser.kernels.assignment import Path
+from merganser.kernels.linear_assignment import Index
 from merganser.modules.batches import Inputs, reusable
 
 

@@ -21,7 +21,7 @@ from merganser.lazy import np, torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from merganser.kernels.assignment import Index
+    from merganser.kernels.linear_assignment import Index
 
 _SINGLE = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 _FUSED = re.compile(r"(.+\.experts)\.([^.]*[A-Za-z][^.]*(?:\.weight|\.bias)?)")
@@ -117,7 +117,7 @@ class MatchedExperts(View):
         return {name: self._order(layer) for name, layer in self.layers.items()}
 
     def _order(self, layer: ExpertLayer) -> Index:
-        from merganser.kernels.assignment import assign
+        from merganser.kernels.linear_assignment import assign
 
         with self._lock:
             if layer.name not in self._orders:

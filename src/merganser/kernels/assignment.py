@@ -22,12 +22,10 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from merganser.errors import InputError
+from merganser.kernels.linear_assignment import Prices, Profit, assign, value_of
 
-Index = NDArray[np.int64]
-Profit = NDArray[np.floating[Any]]
 #: The nodes, from the root down, whose indices together address an axis: ("head",) or ("head", "dim").
 Path = tuple[str, ...]
 Profits = Mapping[Path, Profit]
@@ -63,12 +61,6 @@ class Node:
         return solution
 
 
-def assign(profit: Profit) -> Index:
-    """Return the permutation p that maximises Σ_u profit[u, p[u]], by shortest augmenting paths in O(m³)."""
-    order: Index = linear_sum_assignment(profit, maximize=True)[1]
-    return order.astype(np.int64)
-
-
 def rotate(profit: Profit, group: Group = "orthogonal") -> NDArray[np.float64]:
     """Return the orthogonal R that maximises ⟨profit, R⟩: U Vᵀ for profit = U S Vᵀ; "centred" maps keep the sum."""
     profit = profit.astype(np.float64)
@@ -89,48 +81,50 @@ def centred_basis(size: int) -> NDArray[np.float64]:
     return basis / np.sqrt(places * (places + 1.0))
 
 
-def assign_tree(node: Node, profits: Profits, mapper: Mapper = map) -> tuple[Permutations, float]:
+def assign_tree(
+    node: Node, profits: Profits, mapper: Mapper = map, prices: Prices | None = None
+) -> tuple[Permutations, float]:
     """Return the permutations of a tree that maximise the summed profits of its paths, and their value.
 
     `profits[path]` has the sizes of the path's nodes twice: as new positions, then as old units. Exact, unless two
     children of one node are on one path: that problem is bilinear, and the two are alternated until the value stops
-    rising.
+    rising. `prices` are those of the last, similar problem of the root; the problem below them is solved from scratch.
     """
     if not profits:
         return node.identity(), 0.0
     below = {path[1:]: profit for path, profit in profits.items() if len(path) > 1}
-    total = np.zeros((node.size, node.size))
-    if (node.name,) in profits:
-        total += profits[(node.name,)]
+    total = profits[node.name,] if (node.name,) in profits else np.zeros((node.size, node.size))
     if not below and node.group != "permutation":
         rotation = rotate(total, node.group)
         return {node.name: rotation}, float((total * rotation).sum())
     if not below:
-        order = assign(total)
-        return node.identity() | {node.name: order}, _value(total, order)
+        order = assign(total, prices)
+        return node.identity() | {node.name: order}, value_of(total, order)
     rows = list(mapper(partial(_inner_problems, node, below), range(node.size)))
-    total += np.array([[value for _, value in row] for row in rows])
-    order = assign(total)
+    total = total + np.array([[value for _, value in row] for row in rows])
+    order = assign(total, prices)
     chosen = [rows[new][old][0] for new, old in enumerate(order)]
     inner = {name: np.stack([solution[name] for solution in chosen]) for name in chosen[0]}
-    return {node.name: order} | inner, _value(total, order)
+    return {node.name: order} | inner, value_of(total, order)
 
 
 def assign_all(
-    problems: Sequence[tuple[Node, Profits]], workers: int | None = None
+    problems: Sequence[tuple[Node, Profits]], workers: int | None = None, prices: Sequence[Prices] | None = None
 ) -> list[tuple[Permutations, float]]:
     """Solve independent problems in threads: the solver releases the GIL, and the result does not depend on the
-    threads.
+    threads. `prices` holds, for each problem, those of the last similar one; they are brought up to date.
     """
     if workers is not None and workers < 1:
         raise InputError(f"workers must be at least 1, or None for one per processor, got {workers}")
     workers = workers or os.cpu_count() or 1
+    known = list(prices) if prices is not None else [Prices() for _ in problems]
+    tasks = [(node, profits, own) for (node, profits), own in zip(problems, known, strict=True)]
     if workers == 1 or not problems or (len(problems) == 1 and not problems[0][0].children):
-        return [assign_tree(node, profits) for node, profits in problems]
+        return [assign_tree(node, profits, prices=own) for node, profits, own in tasks]
     with ThreadPoolExecutor(workers) as pool:
         if len(problems) == 1:
-            return [assign_tree(*problems[0], mapper=pool.map)]
-        return list(pool.map(lambda problem: assign_tree(*problem), problems))
+            return [assign_tree(*problems[0], pool.map, known[0])]
+        return list(pool.map(lambda task: assign_tree(task[0], task[1], prices=task[2]), tasks))
 
 
 def _inner_problems(node: Node, below: Profits, new: int) -> list[tuple[Permutations, float]]:
@@ -184,8 +178,4 @@ def _contract(path: Path, profit: Profit, keep: str, solution: Permutations) -> 
 
 
 def _joint_value(profits: Profits, solution: Permutations) -> float:
-    return sum(_value(_contract(path, p, path[0], solution), solution[path[0]]) for path, p in profits.items())
-
-
-def _value(profit: Profit, order: Index) -> float:
-    return float(profit[np.arange(order.size), order].sum(dtype=np.float64))
+    return sum(value_of(_contract(path, p, path[0], solution), solution[path[0]]) for path, p in profits.items())

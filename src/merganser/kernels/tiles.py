@@ -9,9 +9,9 @@ import ctypes
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from merganser.kernels.compiled import load_library
 from merganser.lazy import np
 
 if TYPE_CHECKING:
@@ -55,18 +55,13 @@ class _TileJob(ctypes.Structure):
 @lru_cache(maxsize=1)
 def library() -> Any:
     """Return the function that runs tiles, or None if it was not built or cannot be loaded."""
-    for path in sorted(Path(__file__).parent.glob("_tiles*")):
-        try:
-            loaded = ctypes.CDLL(str(path))
-            if ctypes.c_int.in_dll(loaded, "tiles_version").value != VERSION:
-                continue
-            run = loaded.run_tiles
-        except (OSError, ValueError, AttributeError):
-            continue
-        run.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_int, ctypes.c_void_p]
-        run.restype = ctypes.c_int
-        return run
-    return None
+    loaded = load_library("tiles", VERSION)
+    if loaded is None:
+        return None
+    run = loaded.run_tiles
+    run.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_int, ctypes.c_void_p]
+    run.restype = ctypes.c_int
+    return run
 
 
 @dataclass(frozen=True)
