@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.align import match, scramble, self_test, symmetry, universe
+from merganser.align.double_precision import call_in_double
 from merganser.align.symmetries import Factor, product
 from merganser.errors import InputError, MerganserError
 
@@ -98,6 +101,25 @@ class Stochastic(nn.Module):
 def test_random_numbers_of_the_forward_pass_are_the_same_every_time() -> None:
     net = nn.Sequential(Stochastic(), nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
     assert self_test(net, symmetry(net, X), X).verdict == "passed"
+
+
+class Slow(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.05)
+        assert torch.zeros(1).dtype == torch.float64
+        return x
+
+
+def test_threads_that_test_at_once_leave_the_default_dtype_as_it_was() -> None:
+    """It is one for all threads: the second would restore what the first had set."""
+
+    def run(delay: float) -> None:
+        time.sleep(delay)
+        call_in_double(Slow(), {}, ((X,), {}))
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(run, (0.0, 0.02, 0.03)))
+    assert torch.get_default_dtype() == torch.float32
 
 
 class Ignores(nn.Module):

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from merganser.align.buffers import moving_buffers
-from merganser.align.execution import private_copy, use_experts
+from merganser.align.execution import PROCESS_SETTINGS, private_copy, use_experts
 from merganser.align.symmetries import Symmetry
 from merganser.errors import InputError
 from merganser.modules.batches import Arguments
@@ -41,13 +41,17 @@ class _Double(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _double_by_default() -> Iterator[None]:
-    """Make constants that a forward pass creates float64: the least float64 number of a mask is no float32."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    """Make constants that a forward pass creates float64: the least float64 number of a mask is no float32.
+
+    torch has one default dtype for all threads, so only one thread at a time runs in here.
+    """
+    with PROCESS_SETTINGS:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
 
 
 def widen(tensor: Tensor) -> Tensor:
@@ -101,7 +105,7 @@ def call_in_double(module: nn.Module, weights: Mapping[str, Tensor], example: Ar
     copy = private_copy(module)
     use_experts(copy, "eager")  # grouped matrix products have no float64
     try:
-        with torch.random.fork_rng(devices=[]), _double_by_default(), _Double():  # type: ignore[no-untyped-call]
+        with _double_by_default(), torch.random.fork_rng(devices=[]), _Double():  # type: ignore[no-untyped-call]
             torch.manual_seed(0)
             return functional_call(copy, dict(weights), args, kwargs, tie_weights=False)
     except (RuntimeError, TypeError, ValueError) as error:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from inspect import signature
+from threading import RLock
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from torch import nn
 
 from merganser.errors import InputError
 from merganser.modules.batches import Arguments, Inputs, arguments
+
+#: Held by whoever changes a setting that torch keeps for the whole process, so that threads restore what they found.
+PROCESS_SETTINGS = RLock()
 
 
 def private_copy(module: nn.Module) -> nn.Module:
@@ -64,13 +68,17 @@ def _settings(copy: nn.Module) -> Iterator[Any]:
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Disable fused attention kernels inside this context: they hide their computation from a trace."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
+    """Disable fused attention kernels inside this context: they hide their computation from a trace.
+
+    This holds for the whole process; one thread at a time can be in here or run in double precision.
+    """
+    with PROCESS_SETTINGS:
+        fused = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
 
 
 def _kept_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
