@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+import merganser as mg
 from merganser.checkpoints.safetensors_file import CODES, SafetensorsFile, parse_header
 from merganser.errors import CheckpointError
 
@@ -88,6 +89,15 @@ def test_refuses_absurd_and_missing_headers(tmp_path: Path) -> None:
     (tmp_path / "c.safetensors").write_bytes(b"abc")
     with pytest.raises(CheckpointError, match="too few"):
         SafetensorsFile(tmp_path / "c.safetensors")
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.gguf", "x.bin"])
+def test_pointers_of_git_lfs_are_named(tmp_path: Path, name: str) -> None:
+    if name.endswith("gguf"):
+        pytest.importorskip("gguf")
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 120872\n")
+    with pytest.raises(CheckpointError, match="only a Git LFS pointer"):
+        mg.open(tmp_path / name)
 
 
 def test_every_truncation_is_noticed(tmp_path: Path) -> None:

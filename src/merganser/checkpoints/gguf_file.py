@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
 from merganser.checkpoints.digests import digest_bytes
 from merganser.checkpoints.gguf_header import GGUFEntry, read_gguf_header
+from merganser.checkpoints.lfs_pointers import refuse_lfs_pointer
 from merganser.checkpoints.reads import note_read
 from merganser.errors import CheckpointError, require
 from merganser.lazy import np, torch
@@ -38,6 +39,7 @@ class GGUFFile(Checkpoint):
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self.header = read_gguf_header(self._map, blocks)
         except (OSError, ValueError) as error:  # ValueError also of an empty file, which cannot be mapped
+            refuse_lfs_pointer(self.path)
             raise CheckpointError(f"{path}: not a readable GGUF file: {error}") from None
         if isinstance(parts := self.header.settings.get("split.count"), int) and parts > 1:
             raise CheckpointError(f"{path}: one of {parts} parts of a model; join them with `llama-gguf-split`")

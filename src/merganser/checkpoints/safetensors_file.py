@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
 from merganser.checkpoints.digests import digest_bytes
+from merganser.checkpoints.lfs_pointers import refuse_lfs_pointer
 from merganser.checkpoints.reads import note_read
 from merganser.errors import CheckpointError
 from merganser.lazy import torch
@@ -69,6 +70,7 @@ def read_header(path: Path) -> tuple[dict[str, Extent], dict[str, str]]:
             raise CheckpointError(f"{path}: truncated: {size} bytes are too few for a safetensors file")
         length = int.from_bytes(prefix, "little")
         if length > MAX_HEADER:
+            refuse_lfs_pointer(path)
             raise CheckpointError(
                 f"{path}: the header claims {length} bytes, more than the format's limit of {MAX_HEADER}; "
                 "this is not a safetensors file"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from merganser.checkpoints.lfs_pointers import refuse_lfs_pointer
 from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.torch_archive import read_torch_archive
 from merganser.errors import CheckpointError
@@ -19,7 +20,6 @@ from merganser.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _LONGEST_NAME = 300
 _PICKLES = 5  # pickles in a file of torch's format before archives
 #: Objects that trainers save beside the weights, such as run settings, which are not needed.
@@ -61,6 +61,7 @@ def _load(path: Path) -> Any:
             _check_archive(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
+        refuse_lfs_pointer(path)
         if zipped and (content := _load_without_objects(path)) is not None:
             return content
         raise CheckpointError(
