@@ -44,6 +44,13 @@ def test_lines_in_a_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert re.fullmatch(r" 50%  2 of 4 matrices  .+ left", second)
 
 
+def test_no_speed_before_it_is_known(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    with ProgressReporter("merging") as reporter:
+        reporter(256, 1024, "w")
+    assert capsys.readouterr().err == " 25%  256 B of 1.0 KiB\n"
+
+
 def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressReporter("merging", as_json=True) as reporter:
         reporter(1, 2, "w")

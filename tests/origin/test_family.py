@@ -46,7 +46,8 @@ def test_what_cannot_be_followed_is_said(grandchild: Path, tmp_path_factory, mon
     monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
     family = mg.origin.trace(place)
     assert family.notes == ("child: was merged itself, but its merganser.lock.json is missing",)
-    assert "child: its licence is not known" in family.terms
+    assert "child" in family.licences["unknown"]
+    assert family.terms.count("unknown: ask the authors before you share the output") == 1
 
 
 def test_a_page_draws_every_model_once_and_escapes_names(grandchild: Path, edit_lock) -> None:

@@ -78,7 +78,8 @@ class ProgressReporter:
 
     def _amounts(self, done: int, total: int, rate: float) -> str:
         if self._unit == BYTES:
-            return f"{show_size(done)} of {show_size(total)}  {show_size(rate)}/s"
+            speed = f"  {show_size(rate)}/s" if rate > 0 else ""
+            return f"{show_size(done)} of {show_size(total)}{speed}"
         return f"{done} of {total} {self._unit}"
 
 

@@ -31,8 +31,8 @@ def show_proofs(merge: Merge, as_json: bool) -> None:
                 else:
                     way = "" if proof.own else " (merged by PEFT itself)"
                     say(
-                        f"proof of {adapted.adapter.path}: {proof.parameters} parameters of {proof.kind}, residual "
-                        f"{proof.residual:.1e}{way}"
+                        f"proved {adapted.adapter.path}: {proof.parameters} weights of kind {proof.kind} as PEFT "
+                        f"merges them, up to {proof.residual:.1e} of the change{way}"
                     )
     if not seen and not as_json:
         say("nothing to prove: no model of this merge has an adapter")

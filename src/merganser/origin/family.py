@@ -50,7 +50,7 @@ class FamilyTree:
     @property
     def terms(self) -> list[str]:
         """Return what the licences require of those who share the output."""
-        unknown = [f"{label}: its licence is not known" for label in self.licences.get("unknown", ())]
+        unknown = ["unknown: ask the authors before you share the output"] if "unknown" in self.licences else []
         return [*describe_terms(set(self.licences) - {"unknown"}), *unknown]
 
     def lines(self) -> list[str]:
