@@ -17,7 +17,7 @@ from merganser.engine.origin import LOCK_FILE
 from merganser.errors import InputError
 from merganser.evaluate import Task, evaluate, normalized_accuracy
 from merganser.evaluate.language import check_chat_template, check_perplexity
-from merganser.evaluate.models import Scores, beside_parents, recorded_parents
+from merganser.evaluate.models import Scores, compare_tasks, recorded_parents
 from merganser.evaluate.weights import check_weights
 
 
@@ -82,9 +82,9 @@ def test_a_merge_that_lost_what_all_its_parents_can_is_doubtful(tmp_path, own, p
     (tmp_path / "quiz.jsonl").write_text("\n".join(lines))
     task = Task("quiz", "classification", str(tmp_path / "quiz.jsonl"))
     others = {str(score): Scores(None, {"quiz": score}) for score in parents}
-    (check,) = beside_parents([task], Scores(None, {"quiz": own}), others, None)
+    (check,) = compare_tasks([task], Scores(None, {"quiz": own}), others, None)
     assert (check.name, check.status) == ("quiz", status)
-    (few,) = beside_parents([task], Scores(None, {"quiz": own}), others, 4)
+    (few,) = compare_tasks([task], Scores(None, {"quiz": own}), others, 4)
     assert few.status == "pass", "four questions prove nothing"
 
 
@@ -173,15 +173,15 @@ def test_perplexity_thresholds():
 
 
 def test_limits_draw_questions_of_every_label(tmp_path):
-    from merganser.evaluate.sampling import sampled
+    from merganser.evaluate.sampling import order_items
 
     lines = [json.dumps({"text": "w1", "label": label}) for label in range(20) for _ in range(10 if label else 50)]
     (tmp_path / "sorted.jsonl").write_text("\n".join(lines))
     examiner = Task("t", "classification", str(tmp_path / "sorted.jsonl")).examiner("none")
-    order = sampled(examiner)
+    order = order_items(examiner)
     assert sorted(order) == list(range(240))
-    assert order == sampled(examiner), "every model is asked the same"
-    assert order != sampled(examiner, seed=1)
+    assert order == order_items(examiner), "every model is asked the same"
+    assert order != order_items(examiner, seed=1)
     labels = [examiner.records[item]["label"] for item in order]
     for limit in (24, 48, 120, 240):
         drawn = [labels[:limit].count(label) for label in range(20)]

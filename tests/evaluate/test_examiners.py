@@ -12,7 +12,7 @@ import torch
 from merganser.errors import InputError, MerganserError
 from merganser.evaluate import examiners, questions
 from merganser.evaluate.examiners import KINDS, Classification, Function, MultipleChoice, Perplexity
-from merganser.evaluate.generation import ExactMatch, Generation, LetterChoice, extracted, share_of_script
+from merganser.evaluate.generation import ExactMatch, Generation, LetterChoice, find_last_match, share_of_script
 from merganser.evaluate.loaders import Loader
 from merganser.evaluate.prompts import fill
 from merganser.evaluate.records import read_records
@@ -178,7 +178,7 @@ def test_examiners_travel_to_workers_without_their_records(llamas):
     ],
 )
 def test_extracted(pattern, text, expected):
-    assert extracted(pattern, text) == expected
+    assert find_last_match(pattern, text) == expected
 
 
 def test_share_of_script():
@@ -350,7 +350,7 @@ def test_generation_stops_at_a_stop_string(llamas, model):
     plain = Generation(str(llamas / "sums.jsonl"), str(llamas / "base"), max_new_tokens=8, stop=())
     with torch.inference_mode():
         lengths = plain(model, range(6))["length"]
-        batch = plain.encoded([fill(plain.prompt, plain.records[0])], model, pad="left", cut="left", reserved=8)
+        batch = plain.encode([fill(plain.prompt, plain.records[0])], model, pad="left", cut="left", reserved=8)
         reply = model.generate(**batch, max_new_tokens=8, do_sample=False)[0, batch["input_ids"].shape[1] :]
         tokenizer = questions.tokenizer_at(str(llamas / "base"))
         word = str(tokenizer.decode(reply[2:3])).strip()

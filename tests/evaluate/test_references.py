@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from merganser.errors import InputError
-from merganser.evaluate.references import imported
+from merganser.evaluate.references import import_function
 
 
 @pytest.fixture
@@ -21,13 +21,13 @@ def here(tmp_path, monkeypatch):
 def test_modules_of_the_current_directory_are_found(here):
     (here / "own_functions").mkdir()
     (here / "own_functions" / "scores.py").write_text("def score(weights, budget):\n    return budget\n")
-    assert imported("own_functions.scores:score")({}, 7) == 7
-    assert imported("json:dumps")([1]) == "[1]"
+    assert import_function("own_functions.scores:score")({}, 7) == 7
+    assert import_function("json:dumps")([1]) == "[1]"
 
 
 def test_a_directory_is_searched_once(here):
     for _ in range(2):
-        imported("json:dumps")
+        import_function("json:dumps")
     assert sys.path.count(str(here)) == 1
 
 
@@ -47,4 +47,4 @@ def test_mistakes(here, reference, message):
     (here / "broken_functions.py").write_text("import absent_dependency\n")
     (here / "failing_functions.py").write_text("raise ValueError('no')\n")
     with pytest.raises(InputError, match=message):
-        imported(reference, "--score")
+        import_function(reference, "--score")

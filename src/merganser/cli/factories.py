@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from merganser.errors import InputError
-from merganser.evaluate.references import imported
+from merganser.evaluate.references import import_function
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +24,7 @@ def build_network(text: str, shape: str | None = None) -> tuple[nn.Module, Any]:
     from torch import nn
 
     try:
-        made = imported(text, "--model")()
+        made = import_function(text, "--model")()
     except InputError:
         raise
     except Exception as error:
@@ -59,7 +59,7 @@ def load_batches(text: str) -> list[Any]:
     from merganser.modules.batches import labelled
 
     try:
-        found = list(imported(text, "--batches")())
+        found = list(import_function(text, "--batches")())
     except InputError:
         raise
     except Exception as error:

@@ -153,9 +153,9 @@ def read_heads(directory: Path, tasks: tuple[str, ...]) -> dict[str, dict[str, T
 
 
 def _function(text: str | None, option: str) -> Any:
-    from merganser.evaluate.references import imported
+    from merganser.evaluate.references import import_function
 
-    return None if text is None else imported(text, option)
+    return None if text is None else import_function(text, option)
 
 
 def _labels(path: Path | None) -> dict[str, list[str]] | None:

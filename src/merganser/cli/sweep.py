@@ -121,9 +121,9 @@ def _models(recipe: Recipe) -> list[Path]:
 
 
 def _scored(reference: str) -> Score:
-    from merganser.evaluate.references import imported
+    from merganser.evaluate.references import import_function
 
-    function: Any = imported(reference, "--score")
+    function: Any = import_function(reference, "--score")
     return lambda variant, budget: float(function(variant.weights(), budget))
 
 

@@ -80,7 +80,7 @@ def command(
     from merganser.checkpoints import open as open_checkpoint
     from merganser.engine.publishing import check_out
     from merganser.errors import InputError, one_of
-    from merganser.evaluate.references import imported
+    from merganser.evaluate.references import import_function
     from merganser.evaluate.search import ALPHAS
 
     one_of("--matching", matching, MATCHINGS)
@@ -91,7 +91,7 @@ def command(
         raise InputError("--try-scale needs --score to choose by; add --score, or give one --scale")
     if scale is not None and score is not None:
         raise InputError("--scale and --score exclude each other: --score chooses the scale among --try-scale")
-    judge = imported(score, "--score") if score else None
+    judge = import_function(score, "--score") if score else None
     models = [open_checkpoint(reference) for reference in (expert, old, new)]
     _check(models)
     if not options.resume:

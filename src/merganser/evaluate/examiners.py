@@ -31,7 +31,7 @@ from merganser.evaluate.questions import (
     tokenizer_at,
 )
 from merganser.evaluate.records import Placed
-from merganser.evaluate.references import imported
+from merganser.evaluate.references import import_function
 from merganser.evaluate.sampling import batches_by_length
 
 
@@ -50,7 +50,7 @@ class Function:
         return self.count
 
     def __call__(self, model: nn.Module, items: Sequence[int]) -> Mapping[str, Sequence[float]]:
-        function, options = imported(self.reference), {}
+        function, options = import_function(self.reference), {}
         if "tokenizer" in inspect.signature(function).parameters:
             if not self.tokenizer:
                 raise InputError(f"{self.reference}: needs a tokenizer, but none is known; set model.tokenizer")
@@ -67,13 +67,13 @@ class Classification(Asked):
 
     needed: ClassVar[tuple[str, ...]] = ("label", "text")
 
-    def checked(self, placed: Placed) -> dict[str, Any]:
+    def validate(self, placed: Placed) -> dict[str, Any]:
         return placed.record | {"label": read_index(placed, "label"), "place": placed.place}
 
     def __call__(self, model: nn.Module, items: Sequence[int]) -> Measures:
         scores: list[float] = []
-        for records in self.chosen(items):
-            logits = require_finite(model(**self.encoded([str(r["text"]) for r in records], model)).logits)
+        for records in self.batches(items):
+            logits = require_finite(model(**self.encode([str(r["text"]) for r in records], model)).logits)
             for record in records:
                 if record["label"] >= logits.shape[-1]:
                     raise InputError(
@@ -107,7 +107,7 @@ class MultipleChoice(Prompted):
     def directions(self) -> Mapping[str, Direction]:
         return {SCORE: "higher", "soft": "higher"}
 
-    def checked(self, placed: Placed) -> dict[str, Any]:
+    def validate(self, placed: Placed) -> dict[str, Any]:
         if not self.temperature > 0:
             raise InputError(f"temperature: {self.temperature}; a number above 0")
         options = read_options(placed)
@@ -168,7 +168,7 @@ class Perplexity(Asked):
     def directions(self) -> Mapping[str, Direction]:
         return {SCORE: "lower"}
 
-    def checked(self, placed: Placed) -> dict[str, Any]:
+    def validate(self, placed: Placed) -> dict[str, Any]:
         if not str(placed.record["text"]).strip():
             raise InputError(f"{placed.place}: the text is empty")
         return placed.record
@@ -177,7 +177,7 @@ class Perplexity(Asked):
         texts = [str(self.records[item]["text"]) for item in items]
         scores = [0.0] * len(texts)
         for chosen in batches_by_length([len(text) for text in texts], self.batch):
-            batch = self.encoded([texts[n] for n in chosen], model)
+            batch = self.encode([texts[n] for n in chosen], model)
             logs = _token_logs(model(**batch).logits, batch["input_ids"])
             mask = batch["attention_mask"][:, 1:].to(logs.dtype)
             found = (-(logs * mask).sum(1) / mask.sum(1).clamp_min(1)).tolist()
@@ -189,9 +189,9 @@ class Perplexity(Asked):
 def embeddings(model: nn.Module, examiner: Asked, items: Sequence[int]) -> Tensor:
     """Return the mean over tokens of the last hidden state, one row per item, for representation clustering."""
     rows = []
-    for records in examiner.chosen(items):
+    for records in examiner.batches(items):
         texts = [str(r.get("question", r.get("text", ""))) for r in records]
-        batch = examiner.encoded(texts, model)
+        batch = examiner.encode(texts, model)
         hidden = model(**batch, output_hidden_states=True).hidden_states[-1].double()
         mask = batch["attention_mask"][:, :, None].to(hidden)
         rows.append((hidden * mask).sum(1) / mask.sum(1))

@@ -66,11 +66,11 @@ class Generation(Prompted):
             check_language(self.language)
         return super().records
 
-    def checked(self, placed: Placed) -> dict[str, Any]:
+    def validate(self, placed: Placed) -> dict[str, Any]:
         check_prompt(self.prompt, placed)
         answer = str(placed.record["answer"])
         if self.pattern is not None:
-            if extracted(self.pattern, answer) is None:
+            if find_last_match(self.pattern, answer) is None:
                 raise InputError(f"{placed.place}: the pattern {self.pattern!r} finds nothing in the answer {answer!r}")
         elif not holds_number(answer) and not re.search(r"[\\^_]", answer):
             raise InputError(
@@ -83,8 +83,8 @@ class Generation(Prompted):
         """Return whether a reply, cut at its stop string, gives the answer of a record."""
         if self.pattern is None:
             return is_right(reply, str(record["answer"]))
-        found = extracted(self.pattern, reply)
-        return found is not None and found == extracted(self.pattern, str(record["answer"]))
+        found = find_last_match(self.pattern, reply)
+        return found is not None and found == find_last_match(self.pattern, str(record["answer"]))
 
     def __call__(self, model: nn.Module | Server, items: Sequence[int]) -> Measures:
         if isinstance(model, Server):
@@ -114,7 +114,7 @@ class Generation(Prompted):
         replies: dict[int, dict[str, float]] = {}
         seq2seq = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
         for chosen in batches_by_length([len(prompt) for prompt in prompts], self.batch):
-            batch = self.encoded(
+            batch = self.encode(
                 [prompts[n] for n in chosen],
                 model,
                 pad="left",
@@ -148,7 +148,7 @@ class Generation(Prompted):
 class ExactMatch(Generation):
     """`question` and `answer`: right if the first line of the reply equals the answer's, letter by letter."""
 
-    def checked(self, placed: Placed) -> dict[str, Any]:
+    def validate(self, placed: Placed) -> dict[str, Any]:
         check_prompt(self.prompt, placed)
         if not str(placed.record["answer"]).strip():
             raise InputError(f"{placed.place}: the answer is empty")
@@ -169,7 +169,7 @@ class LetterChoice(Generation):
     prompt: str = "{context}Question: {question}\n{choices}Answer:"
     max_new_tokens: int = 32
 
-    def checked(self, placed: Placed) -> dict[str, Any]:
+    def validate(self, placed: Placed) -> dict[str, Any]:
         options = read_options(placed) if placed.record.get("options") is not None else []
         letter = read_choice(placed.record["answer"], options)
         if letter is None:
@@ -187,7 +187,7 @@ class LetterChoice(Generation):
         return bool(find_choice(reply, record["options"]) == record["letter"])
 
 
-def extracted(pattern: str, text: str) -> str | None:
+def find_last_match(pattern: str, text: str) -> str | None:
     """Return the last match of a pattern, its first group if it has one, without thousands separators."""
     try:
         compiled = re.compile(pattern)

@@ -30,7 +30,7 @@ class Judged(Generation):
         "Is the reply right? It may be worded differently from the reference. Say only yes or no."
     )
 
-    def checked(self, placed: Placed) -> dict[str, Any]:
+    def validate(self, placed: Placed) -> dict[str, Any]:
         if not self.judge:
             raise InputError("kind judged needs a judge: http://host:port/v1#model")
         Server.parse(self.judge)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from merganser.errors import InputError, did_you_mean, require
-from merganser.evaluate.references import imported
+from merganser.evaluate.references import import_function
 
 LOADERS = {
     "causal-lm": "AutoModelForCausalLM",
@@ -37,7 +37,7 @@ class Loader:
 
     def __call__(self) -> nn.Module:
         if ":" in self.kind:
-            module: nn.Module = imported(self.kind)()
+            module: nn.Module = import_function(self.kind)()
             return module.to(self.device, None if self.dtype is None else getattr(torch, self.dtype))
         transformers = require("transformers", "hf")
         if self.kind not in LOADERS:

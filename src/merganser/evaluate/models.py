@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import os
@@ -99,7 +100,7 @@ def evaluate(
     for task in tasks:
         task.check()
     if str(checkpoint).startswith(("http://", "https://")) and "#" in str(checkpoint):
-        return _served(str(checkpoint), parents or (), tasks, limit, on_step)
+        return _evaluate_servers(str(checkpoint), parents or (), tasks, limit, on_step)
     opened = open_checkpoint(checkpoint)
     if parents is None:
         parents = recorded_parents(opened.directory)
@@ -120,20 +121,18 @@ def evaluate(
     elif checks[0].status != "fail":
         for task in tasks:
             task.check_model(opened.label, kind)
-        others = {
-            label: _examined(parent, kind, tasks, limit, device, on_step)[0]
-            for parent in map(open_checkpoint, parents)
-            for label in [parent.label]
-        }
+        examine = functools.partial(_examine, kind=kind, tasks=tasks, limit=limit, device=device, on_step=on_step)
+        found = {parent.label: examine(parent) for parent in map(open_checkpoint, parents)}
+        others = {label: parent.scores for label, parent in found.items()}
         try:
-            own, more = _examined(opened, kind, tasks, limit, device, on_step)
-            checks += more
+            mine = examine(opened)
+            own = mine.scores
+            checks += [*mine.checks, *_compare_language(mine, found)]
         except InputError:  # errors that the user can correct are not the model's
             raise
         except MerganserError as error:
             checks.append(Check("loads", "fail", str(error)))
-        checks += _comparison(opened, own, others, [open_checkpoint(parent) for parent in parents])
-        checks += beside_parents(tasks, own, others, limit)
+        checks += compare_tasks(tasks, own, others, limit)
     return Evaluation(
         str(checkpoint), verdict(checks), tuple(checks), own, others, _normalized(tasks, own, list(others.values()))
     )
@@ -147,11 +146,13 @@ def recorded_parents(directory: Path | None) -> list[str]:
     return [place for place in dict.fromkeys(places) if (Path(place).expanduser() / "config.json").is_file()]
 
 
-def beside_parents(
+def compare_tasks(
     tasks: Sequence[Task], own: Scores, others: Mapping[str, Scores], limit: int | None
 ) -> Iterator[Check]:
-    """Whether a task's score is within what its parents reach: below the worst of them by more than two standard errors
-    of the difference, with one right and one wrong answer added to each, a merge has lost what all of them can."""
+    """Yield a check of every task: a warning if the model is clearly worse than its worst parent.
+
+    It is if the difference exceeds two standard errors, with one right and one wrong answer added to both scores.
+    """
     for task in tasks if others and own.tasks else ():
         scores = {label: found.tasks[task.name] for label, found in others.items()}
         if not task.higher_is_better or not all(0 <= score <= 1 for score in (own.tasks[task.name], *scores.values())):
@@ -173,7 +174,7 @@ def _is_directory(checkpoint: Checkpoint) -> bool:
     return isinstance(stored, Directory)
 
 
-def _served(
+def _evaluate_servers(
     checkpoint: str,
     parents: Sequence[str | os.PathLike[str]],
     tasks: Sequence[Task],
@@ -193,14 +194,22 @@ def _served(
     return Evaluation(checkpoint, verdict(checks), checks, own, found, _normalized(tasks, own, list(found.values())))
 
 
-def _examined(
+@dataclass(frozen=True)
+class _Examined:
+    scores: Scores
+    checks: list[Check]
+    tokenizer: Any
+
+
+def _examine(
     checkpoint: Checkpoint,
+    *,
     kind: str,
     tasks: Sequence[Task],
     limit: int | None,
     device: str,
     on_step: Callable[[str], None],
-) -> tuple[Scores, list[Check]]:
+) -> _Examined:
     """Load one model, run all checks and tasks, and release it."""
     directory = checkpoint.directory
     if not _is_directory(checkpoint) or directory is None:
@@ -225,21 +234,21 @@ def _examined(
         scores[task.name] = task.score(loaded.module, str(directory), limit)
     del loaded
     gc.collect()
-    return Scores(found, scores), checks
+    return _Examined(Scores(found, scores), checks, tokenizer)
 
 
-def _comparison(
-    opened: Checkpoint, own: Scores, others: dict[str, Scores], parents: Sequence[Checkpoint]
-) -> list[Check]:
-    """Return the checks that compare with the parents."""
-    checks = []
-    if own.perplexity is not None and (tokenizer := _tokenizer(opened.directory)) is not None:
-        beside = {label: scores.perplexity for label, scores in others.items() if scores.perplexity is not None}
-        unigram = language.unigram_perplexity(tokenizer)
-        checks.append(language.check_perplexity(own.perplexity, beside, len(tokenizer), unigram))
-        theirs = [_tokenizer(parent.directory) for parent in parents]
-        checks.append(language.check_chat_template(tokenizer, any(t is not None and t.chat_template for t in theirs)))
-    return checks
+def _compare_language(own: _Examined, parents: Mapping[str, _Examined]) -> list[Check]:
+    """Return the checks of a language model that compare it with its parents."""
+    perplexity, tokenizer = own.scores.perplexity, own.tokenizer
+    if perplexity is None:
+        return []
+    known = {label: value for label, each in parents.items() if (value := each.scores.perplexity) is not None}
+    unigram = language.unigram_perplexity(tokenizer)
+    chats = any(each.tokenizer is not None and each.tokenizer.chat_template for each in parents.values())
+    return [
+        language.check_perplexity(perplexity, known, len(tokenizer), unigram),
+        language.check_chat_template(tokenizer, chats),
+    ]
 
 
 def _normalized(tasks: Sequence[Task], own: Scores, others: Sequence[Scores]) -> float | None:

@@ -12,7 +12,7 @@ from torch import nn
 from merganser.errors import InputError, did_you_mean
 from merganser.evaluate.questions import Asked, tokenizer_at
 from merganser.evaluate.records import Placed, Records
-from merganser.evaluate.sampling import sampled
+from merganser.evaluate.sampling import order_items
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Prompted(Asked):
         others = replace(self, source=self.examples, test=None, shots=0, examples=None)
         if len(others) < self.shots:
             raise InputError(f"shots: {self.shots} examples are needed, but {self.examples} has only {len(others)}")
-        chosen = [others.records[item] for item in sampled(others)[: self.shots]]
+        chosen = [others.records[item] for item in order_items(others)[: self.shots]]
         return [(fill(self.prompt, record), self.target(record)) for record in chosen]
 
     @cached_property

@@ -36,7 +36,7 @@ class Examiner(Protocol):
 
 
 def tokenizer_at(path: str) -> Any:
-    """The tokenizer of a directory or hub id, padding with the end of text when it has no padding token."""
+    """Return the tokenizer of a directory or hub id; without a padding token it pads with the end of text."""
     return _read_tokenizer(path, tokenizer_stamp(Path(path)))
 
 
@@ -95,10 +95,10 @@ class Asked:
             for name in names:
                 each.field(name)
             renamed = {ours: each.record[theirs] for ours, theirs in self.fields.items() if theirs in each.record}
-            found.append(self.checked(Placed(each.place, each.record | renamed)))
+            found.append(self.validate(Placed(each.place, each.record | renamed)))
         return found
 
-    def checked(self, placed: Placed) -> dict[str, Any]:
+    def validate(self, placed: Placed) -> dict[str, Any]:
         """Return the record of a question as it is asked; an invalid one is an error with its place."""
         return placed.record
 
@@ -108,7 +108,7 @@ class Asked:
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "records"}
 
-    def chosen(self, items: Sequence[int]) -> Iterator[Records]:
+    def batches(self, items: Sequence[int]) -> Iterator[Records]:
         for start in range(0, len(items), self.batch):
             yield [self.records[i] for i in items[start : start + self.batch]]
 
@@ -119,7 +119,7 @@ class Asked:
         positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
         return min(int(positions or LONGEST), int(tokenizer_at(self.tokenizer).model_max_length), LONGEST)
 
-    def encoded(
+    def encode(
         self,
         texts: Sequence[str],
         model: nn.Module,

@@ -10,7 +10,7 @@ from typing import Any
 from merganser.errors import InputError, did_you_mean
 
 
-def imported(reference: str, where: str = "") -> Any:
+def import_function(reference: str, where: str = "") -> Any:
     """Import the function `package.module:name`; the current directory is searched too, as by `python -m`.
 
     `where` names the source of the reference in errors, e.g. "score".

@@ -11,7 +11,7 @@ import numpy as np
 SLACK = 8
 
 
-def sampled(examiner: Sized, seed: int = 0) -> list[int]:
+def order_items(examiner: Sized, seed: int = 0) -> list[int]:
     """Return the items of a task in an order in which every prefix is a sample, stratified by label.
 
     The j-th of the m items of a label, in random order, comes at (j + u)/m with one random u per label: any share of
@@ -26,7 +26,7 @@ def sampled(examiner: Sized, seed: int = 0) -> list[int]:
 
     Example:
         >>> from merganser.evaluate.examiners import Function
-        >>> sorted(sampled(Function("module:function", 3)))
+        >>> sorted(order_items(Function("module:function", 3)))
         [0, 1, 2]
     """
     records = getattr(examiner, "records", None)

@@ -16,7 +16,7 @@ from merganser.evaluate.examiners import KINDS
 from merganser.evaluate.harness import HARNESS, Harness
 from merganser.evaluate.prompts import Prompted
 from merganser.evaluate.questions import SCORE, Examiner
-from merganser.evaluate.sampling import sampled
+from merganser.evaluate.sampling import order_items
 
 
 @dataclass(frozen=True)
@@ -92,18 +92,14 @@ class Task:
         return len(self.examiner(tokenizer))
 
     def score(self, model: nn.Module | Server, tokenizer: str, limit: int | None = None) -> float:
-        """Return the mean score over all questions, or over `limit` of them, drawn as `sampled` draws them."""
-        return self.score_items(model, tokenizer, slice(limit))
-
-    def score_items(self, model: nn.Module | Server, tokenizer: str, part: slice) -> float:
-        """Return the mean score over a part of the questions, which come in the order of `sampled`."""
-        answers = self.answers(model, tokenizer, part)
+        """Return the mean score over all questions, or over the first `limit` in the order of `order_items`."""
+        answers = self.answers(model, tokenizer, slice(limit))
         return sum(answers) / len(answers)
 
     def answers(self, model: nn.Module | Server, tokenizer: str, part: slice) -> list[float]:
-        """Return the score of every question of a part of them, which come in the order of `sampled`."""
+        """Return the score of each question of a part of them, in the order of `order_items`."""
         examiner: Any = self.examiner(tokenizer)
         if isinstance(model, Server) and not isinstance(examiner, Prompted):
             raise InputError(f"task {self.name!r}: kind {self.kind} needs a model in memory, not one behind a server")
         with torch.inference_mode():
-            return [float(value) for value in examiner(model, sampled(examiner)[part])[SCORE]]
+            return [float(value) for value in examiner(model, order_items(examiner)[part])[SCORE]]

@@ -9,7 +9,7 @@ from merganser.errors import InputError, did_you_mean
 from merganser.evaluate.examiners import KINDS, Function
 from merganser.evaluate.harness import HARNESS, Harness
 from merganser.evaluate.questions import SCORE, Asked, Examiner
-from merganser.evaluate.references import imported
+from merganser.evaluate.references import import_function
 from merganser.evolve.holdout import Grouped, connected, hold_out
 from merganser.evolve.runfile import SERVER, RunFile
 from merganser.evolve.tasks import StudyTask
@@ -25,7 +25,7 @@ def build_examiner(entry: StudyTask, run: RunFile) -> Examiner:
     if entry.kind == "function":
         if entry.function is None or not entry.items:
             raise InputError("kind function needs function: package.module:name and items: their number")
-        imported(entry.function)
+        import_function(entry.function)
         return Function(entry.function, entry.items, tokenizer)
     kinds = [*KINDS, HARNESS, "function"]
     if entry.kind not in kinds:

@@ -15,7 +15,7 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError, MerganserError, did_you_mean, reading
 from merganser.evaluate.loaders import LOADERS, Loader
 from merganser.evaluate.questions import Examiner
-from merganser.evaluate.references import imported
+from merganser.evaluate.references import import_function
 from merganser.evolve import calibrations, liveness
 from merganser.evolve.examining import build_examiner, choose_test_items, complete_task, directions_of
 from merganser.evolve.fitness import MergedModels
@@ -192,7 +192,7 @@ def build_evaluator(run: RunFile, space: Space, examiners: Mapping[str, Examiner
     if model.kind == SERVER:
         return serve_adapters(run, examiners)
     if ":" in model.kind:
-        imported(model.kind)
+        import_function(model.kind)
     elif model.kind not in LOADERS:
         raise InputError(f"unknown {model.kind!r}{did_you_mean(model.kind, [*LOADERS, SERVER])}")
     path = model.path or run.base or next(iter(run.models.values()))

@@ -111,11 +111,11 @@ class Questions:
 
 @lru_cache(maxsize=4)
 def _open(path: Path, kind: str, limit: int, tokenizer: str, mark: str) -> Quiz:
-    from merganser.evaluate.sampling import sampled
+    from merganser.evaluate.sampling import order_items
     from merganser.evaluate.tasks import Task
 
     examiner = Task(path.stem, kind, str(path)).examiner(tokenizer)
-    return Quiz(kind, mark, examiner, sampled(examiner)[:limit])
+    return Quiz(kind, mark, examiner, order_items(examiner)[:limit])
 
 
 def compare_answers(left: Sequence[float], right: Sequence[float], lower_is_better: bool = False) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from merganser.errors import InputError, did_you_mean
 from merganser.evaluate import language
 from merganser.evaluate.questions import SCORE
 from merganser.evaluate.records import Records
-from merganser.evaluate.sampling import order_by_strata, sampled
+from merganser.evaluate.sampling import order_by_strata, order_items
 from merganser.evaluate.tasks import Task
 from merganser.evolve.arrays import Array
 from merganser.evolve.objectives import Objective
@@ -100,7 +100,7 @@ def exam_of_tasks(
         raise InputError(f"two tasks are called {twice[0]!r}; give them different names")
     examiners: dict[str, Any] = {task.name: task.examiner(str(directory)) for task in tasks}
     orders = _orders({name: len(examiner) for name, examiner in examiners.items()}, seed, calibrations)
-    orders |= {name: sampled(examiner, seed) for name, examiner in examiners.items() if name not in calibrations}
+    orders |= {name: order_items(examiner, seed) for name, examiner in examiners.items() if name not in calibrations}
     module = language.load(Path(directory), kind, device).module
 
     def ask(variant: Variant, items: Items) -> dict[str, Sequence[float]]:
