@@ -6,29 +6,29 @@ import pytest
 
 from merganser import recipes
 from merganser.errors import CheckpointError, RecipeError
-from merganser.recipes.prefixes import wrapped
+from merganser.recipes.prefixes import find_prefix
 
 NAMES = {"model.embed.weight", "model.layers.0.w", "model.layers.1.w", "lm_head.weight"}
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
 def test_a_prefix_is_found_either_way(prefix):
-    given, expected = wrapped(NAMES, {prefix + name for name in NAMES})
+    given, expected = find_prefix(NAMES, {prefix + name for name in NAMES})
     assert given == prefix + expected
-    given, expected = wrapped({prefix + name for name in NAMES}, NAMES)
+    given, expected = find_prefix({prefix + name for name in NAMES}, NAMES)
     assert expected == prefix + given
 
 
 def test_a_body_without_its_head_is_recognised():
     body = {name.removeprefix("model.") for name in NAMES if name.startswith("model.")}
-    assert wrapped(NAMES, body) == ("embed.weight", "model.embed.weight")
-    assert wrapped(NAMES, body | {"lm_head.weight"}) == ("embed.weight", "model.embed.weight")
+    assert find_prefix(NAMES, body) == ("embed.weight", "model.embed.weight")
+    assert find_prefix(NAMES, body | {"lm_head.weight"}) == ("embed.weight", "model.embed.weight")
 
 
 def test_other_differences_are_none_of_a_prefix():
-    assert wrapped(NAMES, NAMES) is None
-    assert wrapped(NAMES, NAMES - {"lm_head.weight"}) is None
-    assert wrapped(NAMES, {"a.model.layers.0.w", "b.model.layers.1.w"}) is None
+    assert find_prefix(NAMES, NAMES) is None
+    assert find_prefix(NAMES, NAMES - {"lm_head.weight"}) is None
+    assert find_prefix(NAMES, {"a.model.layers.0.w", "b.model.layers.1.w"}) is None
 
 
 def test_a_plan_says_it_in_one_line(header, make_llama):

@@ -35,7 +35,7 @@ _BLOCK = re.compile(r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|
 
 
 def other_names(names: Collection[str]) -> dict[str, str]:
-    """Return what the parameters of a UNet are called in the other naming; nothing for what is no such UNet.
+    """Return the names of the parameters of a UNet in the other naming; empty if the names are not those of a UNet.
 
     Args:
         names: The names of all its parameters, those of single files without `model.diffusion_model.`

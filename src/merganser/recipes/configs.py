@@ -22,7 +22,7 @@ from merganser.recipes.references import locate
 from merganser.recipes.schema import Recipe
 from merganser.recipes.sources import SourceTable, Tokenizer
 from merganser.recipes.stacking import Restacked
-from merganser.recipes.vocabularies import Unified, resized
+from merganser.recipes.vocabularies import Unified, find_resized_rows
 
 
 def describe(
@@ -54,7 +54,7 @@ def describe(
         if vocabulary.model != 0:
             tokens = token_edits(table, vocabulary.model)
             generation = token_edits(table, vocabulary.model, "generation_config.json")
-    elif (rows := resized(table)) is not None:
+    elif (rows := find_resized_rows(table)) is not None:
         edits += vocabulary_edits(config, rows[1], rows[0])
         notes.append(
             f"{table.models[0].label}: its adapter has {rows[1]} embedding rows, its base {rows[0]}; the tokenizer is "

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from merganser.recipes import differences
 from merganser.recipes.layers import Stack
-from merganser.recipes.prefixes import WRAPPERS, wrapped
+from merganser.recipes.prefixes import WRAPPERS, find_prefix
 from merganser.recipes.sources import SourceTable
 
 
@@ -56,7 +56,7 @@ class Names:
     def _prefix(self, model: int) -> str | None:
         checkpoints = self._table.checkpoints
         first, other = ({*c.names(), *c.aliases()} for c in (checkpoints[0], checkpoints[model]))
-        found = wrapped(first, other)
+        found = find_prefix(first, other)
         if found is None:
             return None
         given, expected = found

@@ -24,7 +24,7 @@ def check_places(
 
     Args:
         each: The stack, with the names of the tensors in each layer.
-        kinds: What the configs say of single layers.
+        kinds: What the configs say about single layers.
         labels: The labels of the models; the first is the template's.
         counts: Whether a tensor counts, by its layer and its name after the number.
         why: An explanation of each model's difference from the template.
@@ -57,26 +57,26 @@ def check_shapes(
 
     Args:
         each: The stack.
-        kinds: What the configs say of single layers.
+        kinds: What the configs say about single layers.
         shape: Returns the shape of a tensor of the template.
         heads: The number of heads in a layer, if the config says it.
         outside: The tensors that are in no layer.
 
     Raises:
-        CheckpointError: A tensor has another shape in another layer of the same kind, or a column for each head of each
-            layer.
+        CheckpointError: If a tensor has another shape in another layer of the same kind, or a column for each head of
+            each layer.
     """
     seen: dict[tuple[str, str], tuple[str, Sequence[int]]] = {}
     for i, names in enumerate(each.before):
         for rest in names:
             own = each.stack.name(i, rest)
-            # A list of widths in the config says what kind a stage is, and nothing of what it follows.
+            # A list of widths in the config gives the kind of a stage, but not its place.
             key = (rest, "" if _STAGE.search(rest) else repr(kinds.of((0, i))))
             first, usual = seen.setdefault(key, (own, shape(own)))
             if shape(own) != usual:
                 raise CheckpointError(
-                    f"slices: {own!r} is {list(shape(own))} and {first!r} {list(usual)}: what is numbered under "
-                    f"{each.stack.title!r} are stages that fit their own places only; keep their order"
+                    f"slices: {own!r} is {list(shape(own))} and {first!r} {list(usual)}: the stages under "
+                    f"{each.stack.title!r} only fit their own places; keep their order"
                 )
     for name in outside:
         columns = shape(name)[-1:]

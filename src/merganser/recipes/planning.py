@@ -18,7 +18,7 @@ from merganser.recipes.quantisation import quantise
 from merganser.recipes.schema import Problems, Recipe
 from merganser.recipes.sources import SourceTable
 from merganser.recipes.unmatched import notes as unmatched_notes
-from merganser.recipes.vocabularies import renumbered, unify
+from merganser.recipes.vocabularies import note_renumbered, unify
 
 
 def plan(recipe: Recipe, open: Open = open_checkpoint) -> Plan:
@@ -91,7 +91,7 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
     remarks = [*differences.notes(table, bool(planner.stacking.restacked)), *remarks]
     nested = [f"{model.label}: {note}" for model in table.models if model.plan for note in model.plan.notes]
     unmatched = unmatched_notes(recipe, planner.names(), {s.name for o in outputs for s in o.inputs})
-    rows = vocabulary.notes if vocabulary is not None else renumbered(recipe, table)
+    rows = vocabulary.notes if vocabulary is not None else note_renumbered(recipe, table)
     rules = planner.rules(outputs)
     notes = [*nested, *relaid, *recipe.notes, *planner.notes, *unmatched, *rows, *remarks]
     notes += averaged_kernels(outputs, rules)

@@ -9,7 +9,7 @@ from collections.abc import Set
 WRAPPERS = re.compile(r"((module|_orig_mod)\.)+")
 
 
-def wrapped(expected: Set[str], given: Set[str]) -> tuple[str, str] | None:
+def find_prefix(expected: Set[str], given: Set[str]) -> tuple[str, str] | None:
     """Return a given name and the expected name it stands for, if one prefix added or removed makes the names fit.
 
     Names fit if all names of one side, among those that differ, are then in the other. None if there is no such prefix.

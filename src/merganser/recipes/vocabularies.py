@@ -129,7 +129,7 @@ def _fit(options: TokenizerOptions, table: SourceTable, model: int, source: int)
     return Fit(str(options.absent), source, options.terms if options.absent == "omp" else 1, tensors)
 
 
-def resized(table: SourceTable) -> tuple[int, int] | None:
+def find_resized_rows(table: SourceTable) -> tuple[int, int] | None:
     """Return the rows of the template's embedding before and after its adapter, if the adapter changes their number."""
     name = _embedding(table, 0)
     adapted = next((view for view in views(table.checkpoints[0]) if view.adapts), None)
@@ -175,7 +175,7 @@ def _names(table: SourceTable, model: int) -> dict[str, tuple[str, ...]]:
     return {n: tuple(n if n in c else tied_source(n, c) or n for c in table.checkpoints) for n in found}
 
 
-def renumbered(recipe: Recipe, table: SourceTable) -> list[str]:
+def note_renumbered(recipe: Recipe, table: SourceTable) -> list[str]:
     """Return notes on rows that are merged by number although they belong to different tokens."""
     if recipe.output.tokenizer is not None:
         return []

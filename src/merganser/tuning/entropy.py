@@ -33,9 +33,19 @@ def minimise_entropy(
     learning_rate: float = 1e-3,
     steps: int = 500,
 ) -> Descent:
-    """Minimise Σ_t H(softmax f(x_t; θ)) by Adam, one batch a task and step; `merged` makes θ of what is `learned`.
+    """Minimise Σ_t H(softmax f(x_t; θ)) by Adam, with one batch of each task in every step.
 
-    Buffers, such as the running statistics of BatchNorm, are merged too but teach nothing: they have no derivatives.
+    Args:
+        module: The architecture.
+        merged: Computes the weights θ from the learned tensors.
+        learned: The tensors to optimise.
+        inputs: Batches of each task.
+        heads: For each task, a function from the module's output to logits.
+        learning_rate: Adam's learning rate.
+        steps: The number of steps.
+
+    Returns:
+        The entropy before, during and after. Buffers, such as the running statistics of BatchNorm, have no gradients.
     """
     if empty := [task for task, batches in inputs.items() if not batches]:
         raise InputError(f"no inputs for task {empty[0]!r}")

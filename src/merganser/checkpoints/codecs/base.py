@@ -34,7 +34,7 @@ class Codec:
 
 @dataclass(frozen=True)
 class StoredCodes:
-    """The tensors of a checkpoint as they are stored, and what its config says of their quantisation.
+    """The tensors of a checkpoint as they are stored, and the quantisation settings of its config.
 
     Attributes:
         checkpoint: The checkpoint.

@@ -1,4 +1,4 @@
-"""What the weights of experts say before anything is merged: who does not belong, who is there twice, who is too long.
+"""Look at the weights of experts before merging them: experts of another base, duplicates, very long task vectors.
 
 One streamed pass over all checkpoints gives the inner products of their weights, and everything else follows from
 those: ⟨τ_i, τ_j⟩ = ⟨θ_i − θ_0, θ_j − θ_0⟩.
@@ -45,20 +45,20 @@ CULPRITS = (*SUSPECT, *LEFT_OUT, "opposed")
 
 
 def look(base: Checkpoint, experts: Mapping[str, Checkpoint]) -> tuple[Remark, ...]:
-    """Return what is remarkable about experts of a base, the gravest first.
+    """Return remarks on the experts of a base, the most serious first.
 
     Args:
         base: What the experts should have been fine-tuned from.
         experts: The experts by name.
 
     Raises:
-        InputError: An expert shares no tensor with the base, or holds values that are not finite.
+        InputError: If an expert shares no tensor with the base, or contains values that are not finite.
     """
     opened, names = [*experts.values(), base], list(experts)
     shared = [name for name in base.names() if _is_shared(name, base, opened)]
     if not shared:
         raise InputError(f"the experts {', '.join(names)} and the base have no tensor of one name and shape in common")
-    # Unrelated networks have alike scales and biases, about 1 and 0: matrices alone tell where one comes from.
+    # Unrelated networks also have scales near 1 and biases near 0, so only matrices show where a model comes from.
     matrices = [name for name in shared if len(base.spec(name).shape) > 1]
     alike = pair_sums(opened, matrices, lambda a, b: a * b)
     gram = alike + pair_sums(opened, [name for name in shared if name not in set(matrices)], lambda a, b: a * b)
