@@ -17,9 +17,10 @@ from merganser.engine.execute import Progress, execute
 from merganser.engine.footprint import memory_bound
 from merganser.engine.layout import lay_out
 from merganser.engine.merge import Merge
+from merganser.engine.modules import ModuleSink
 from merganser.engine.nested import Merged
 from merganser.engine.plan import Plan
-from merganser.engine.sinks import DictSink, ModuleSink
+from merganser.engine.sinks import DictSink
 from merganser.engine.writer import CheckpointWriter
 from merganser.errors import InputError, MerganserError
 from support.plans import make_plan, random_models

@@ -13,7 +13,7 @@ from merganser import recipes
 from merganser.engine import blocks, fused
 from merganser.engine.compute import Arithmetic
 from merganser.engine.execute import execute
-from merganser.engine.sinks import ModuleSink
+from merganser.engine.modules import ModuleSink
 from merganser.kernels import selection, tiles
 from merganser.methods.registry import parameters, registry
 

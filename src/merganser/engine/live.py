@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from merganser.checkpoints.base import Checkpoint
 from merganser.engine.compute import Arithmetic
 from merganser.engine.execute import execute
 from merganser.engine.merge import Merge
-from merganser.engine.modules import ModuleNames, RenamingSink
+from merganser.engine.modules import ModuleSink, ModuleTensors
 from merganser.engine.plan import Output
 from merganser.engine.ranges import NARROW
 from merganser.errors import InputError
@@ -44,7 +44,7 @@ class LiveModule:
         self._same: dict[tuple[Any, ...], bool] = {}
         self._states: dict[str, tuple[Any, Any]] = {}
         self._first: Checkpoint | None = None
-        self._names = ModuleNames(module.state_dict(keep_vars=True), getattr(module, "base_model_prefix", ""))
+        self._tensors = ModuleTensors(module)
 
     def load(self, merge: Merge, workers: int | None = None) -> list[Output]:
         """Fill the module with a merge.
@@ -60,7 +60,7 @@ class LiveModule:
             InputError: If the merge does not fill the module, or contains a nested recipe.
         """
         plan = merge.plan
-        self._names.check(plan)
+        self._tensors.check(plan)
         if nested := [model.label for model in plan.models if model.plan is not None]:
             raise InputError(
                 f"{nested[0]}: a nested recipe cannot be merged in memory; merge it first and name the result"
@@ -77,7 +77,7 @@ class LiveModule:
             unchecked = self.finite and not any(o.spec.element.name in NARROW for o in changed)
             settings = Arithmetic(allow_nan=unchecked, states=self._states)
             with torch.no_grad():
-                execute(merge, _PartSink(self.module, self._names, kept), workers=workers, settings=settings)
+                execute(merge, ModuleSink(self.module, kept), workers=workers, settings=settings)
             self._loaded = marks
         return changed
 
@@ -94,7 +94,7 @@ class LiveModule:
             output.name: self._mark(merge, output, on_deltas[output.method], told[id(output.parameters)])
             + looks.get(output.method, ())
             for output in plan.outputs
-            if output.name in self._names
+            if output.name in self._tensors
         }
 
     def _mark(self, merge: Merge, output: Output, on_deltas: bool, parameters: str) -> Mark:
@@ -121,17 +121,6 @@ class LiveModule:
                 for (_, name), source in zip(places, sources, strict=True)
             )
         return self._same[key]
-
-
-class _PartSink(RenamingSink):
-    """A module that already has some of the outputs."""
-
-    def __init__(self, module: nn.Module, names: ModuleNames, kept: Collection[str]) -> None:
-        super().__init__(module, names)
-        self._kept = kept
-
-    def done(self) -> Collection[str]:
-        return self._kept
 
 
 def _looks(merge: Merge, told: dict[int, str]) -> dict[str, Mark]:

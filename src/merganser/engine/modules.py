@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection
 
 from torch import Tensor, nn
 
+from merganser.engine.blocks import Piece
+from merganser.engine.changes import Change
 from merganser.engine.plan import Output, Plan
-from merganser.engine.sinks import ModuleSink
+from merganser.engine.sinks import Digests, copy_piece
 from merganser.errors import InputError
 
 
-class ModuleNames:
-    """Maps checkpoint names to the module's names: equal, or with the module's base prefix added or removed."""
+class ModuleTensors:
+    """The tensors of a module by their names in a checkpoint, which may have or lack the module's base prefix."""
 
-    def __init__(self, state: Mapping[str, Any], prefix: str) -> None:
-        self._state = state
+    def __init__(self, module: nn.Module) -> None:
+        prefix = getattr(module, "base_model_prefix", "")
+        self._state: dict[str, Tensor] = module.state_dict(keep_vars=True)
         self._prefix = f"{prefix}." if prefix else ""
 
     def __contains__(self, name: str) -> bool:
         return self.find(name) is not None
 
+    def __getitem__(self, name: str) -> Tensor:
+        return self._state[str(self.find(name))].detach()
+
     def find(self, name: str) -> str | None:
+        """Return the module's name of a tensor; None if it has no such tensor."""
         options = [name]
         if self._prefix:
             options += [self._prefix + name, name.removeprefix(self._prefix)]
@@ -43,13 +49,21 @@ class ModuleNames:
                 )
 
 
-class RenamingSink(ModuleSink):
-    """A sink into a module whose tensors are found through `names`."""
+class ModuleSink:
+    """Copies results into the parameters and buffers of a live module, which may have some outputs already."""
 
-    def __init__(self, module: nn.Module, names: ModuleNames) -> None:
-        super().__init__(module)
-        self._found = names
+    def __init__(self, module: nn.Module, done: Collection[str] = ()) -> None:
+        self._tensors = ModuleTensors(module)
+        self._done = done
+
+    def done(self) -> Collection[str]:
+        return self._done
 
     def place(self, output: Output) -> Tensor:
-        flat: Tensor = self._targets[str(self._found.find(output.name))].view(-1)
-        return flat
+        return self._tensors[output.name].view(-1)
+
+    def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
+        copy_piece(self.place(output), piece, tensor)
+
+    def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
+        pass

@@ -1,4 +1,4 @@
-"""Destinations of results: a dict, a live module, or (in `writer`) files on disk."""
+"""Destinations of results: a dict, a live module (in `modules`), or files on disk (in `writer`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from merganser.engine.blocks import Piece
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from merganser.engine.changes import Change
     from merganser.engine.plan import Output, Plan
@@ -100,7 +100,7 @@ class DictSink:
         return self.tensors[output.name].view(-1)
 
     def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
-        _copy(self.place(output), piece, tensor)
+        copy_piece(self.place(output), piece, tensor)
 
     def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
         pass
@@ -109,29 +109,7 @@ class DictSink:
         return self.tensors | {alias: self.tensors[name] for alias, name in self._aliases.items()}
 
 
-class ModuleSink:
-    """Copies results into the parameters and buffers of a live module."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._targets: dict[str, Tensor] = {
-            name: tensor.detach() for name, tensor in module.state_dict(keep_vars=True).items()
-        }
-
-    def done(self) -> Collection[str]:
-        return ()
-
-    def place(self, output: Output) -> Tensor:
-        flat: Tensor = self._targets[output.name].view(-1)
-        return flat
-
-    def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
-        _copy(self.place(output), piece, tensor)
-
-    def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
-        pass
-
-
-def _copy(target: Tensor, piece: Piece, tensor: Tensor) -> None:
+def copy_piece(target: Tensor, piece: Piece, tensor: Tensor) -> None:
     """Copy a piece to its place, unless it was computed there."""
     part = target[piece.offset : piece.offset + piece.numel]
     if part.data_ptr() != tensor.data_ptr():

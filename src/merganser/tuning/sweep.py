@@ -23,7 +23,7 @@ from merganser.checkpoints.hashing import content_hash
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.execute import execute
 from merganser.engine.merge import Merge
-from merganser.engine.modules import ModuleNames, RenamingSink
+from merganser.engine.modules import ModuleSink, ModuleTensors
 from merganser.engine.sinks import DictSink
 from merganser.engine.source_files import SourceFiles
 from merganser.errors import InputError, did_you_mean, reading
@@ -64,11 +64,11 @@ class Variant:
 
     def into(self, module: nn.Module) -> nn.Module:
         """Load the merged weights into the module and return it."""
-        names = ModuleNames(module.state_dict(keep_vars=True), getattr(module, "base_model_prefix", ""))
-        names.check(self.merge.plan)
-        wanted = [output for output in self.merge.plan.outputs if output.name in names]
+        tensors = ModuleTensors(module)
+        tensors.check(self.merge.plan)
+        wanted = [output for output in self.merge.plan.outputs if output.name in tensors]
         with torch.no_grad():
-            execute(self.merge.only(wanted), RenamingSink(module, names))
+            execute(self.merge.only(wanted), ModuleSink(module))
         return module
 
 
