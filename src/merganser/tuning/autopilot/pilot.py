@@ -86,9 +86,24 @@ def auto(
         >>> decision.verdict, decision.kept, decision.score
     """
     merges = Merges(base, label(models), seed, memory)
+
+    def make_exam(known: Mapping[str, Calibration]) -> Exam | None:
+        if data is None and score is None and heads is None and items is None:
+            return None
+        if isinstance(data, Sequence) and data and all(isinstance(task, Task) for task in data) and score is None:
+            tasks: Any = data
+            return exam_of_tasks(tasks, merges.base, device, seed, known)
+        batches: Any = data
+        found = held_out_score(models, base, batches, score, heads)
+        if isinstance(found, Validation) and score is None:
+            return exam_of_batches(found, seed, known)
+        if items is None:
+            raise InputError("a score needs items: the number of items to score")
+        return exam_of_score(found, items, seed, known)
+
     decision = pilot(
         merges,
-        lambda known: build_exam(models, base, data, heads, score, items, known, seed, device, merges),
+        make_exam,
         methods=methods,
         budget=budget,
         questions=questions,
@@ -144,30 +159,3 @@ def pilot(
         board = Scoreboard(asked, merges, kept, on_answer)
         models = [Contender(name) for name in (*names, merges.base_name)]
         return decide(board, models, candidates, remarks, questions, on_plan)
-
-
-def build_exam(
-    models: Models,
-    base: Reference,
-    data: Data | Sequence[Task] | None,
-    heads: Heads | None,
-    score: Score | None,
-    items: int | Mapping[str, int] | None,
-    known: Mapping[str, Calibration],
-    seed: int,
-    device: str,
-    merges: Merges,
-) -> Exam | None:
-    """Return the exam from any kind of data; None without data."""
-    if data is None and score is None and heads is None and items is None:
-        return None
-    if isinstance(data, Sequence) and data and all(isinstance(task, Task) for task in data) and score is None:
-        tasks: Any = data
-        return exam_of_tasks(tasks, merges.base, device, seed, known)
-    batches: Any = data
-    found = held_out_score(models, base, batches, score, heads)
-    if isinstance(found, Validation) and score is None:
-        return exam_of_batches(found, seed, known)
-    if items is None:
-        raise InputError("a score needs items: the number of items to score")
-    return exam_of_score(found, items, seed, known)
