@@ -65,6 +65,21 @@ class TokenizerFiles:
 
 
 @dataclass(frozen=True)
+class GGUFLayout:
+    """The header of a GGUF output.
+
+    Attributes:
+        file: The GGUF file that provides the settings.
+        file_type: The value of `general.file_type`.
+        tensors: The shape of each tensor, and the number of its type.
+    """
+
+    file: str
+    file_type: int
+    tensors: Mapping[str, tuple[Sequence[int], int]]
+
+
+@dataclass(frozen=True)
 class Sidecars:
     """Everything in a checkpoint except its weights. Configs are those of the first model, with edits.
 
@@ -78,7 +93,7 @@ class Sidecars:
         weights: The stem of the files of weights, before `.safetensors`.
         modules: The files of weights in folders of modules, such as "2_Dense/model.safetensors".
         fingerprint: The fingerprint of the plan and its sources, for the card.
-        gguf: The header of a GGUF output: the file that provides its settings, and its tensors.
+        gguf: The header of a GGUF output.
         single: Whether only one file of weights is written, with the fingerprint in its metadata.
     """
 
@@ -91,7 +106,7 @@ class Sidecars:
     weights: str = "model"
     modules: tuple[str, ...] = ()
     fingerprint: str = ""
-    gguf: Mapping[str, Any] | None = None
+    gguf: GGUFLayout | None = None
     single: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,6 +132,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "tokenizer": lambda files: TokenizerFiles(files["model"], tuple(files["added"])),
     "lineage": lambda made: Lineage(made["base"], tuple(made["models"]), tuple(made["methods"])),
     "modules": tuple,
+    "gguf": lambda layout: GGUFLayout(**layout),
 }
 
 

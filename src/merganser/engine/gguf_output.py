@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, select_rows
 from merganser.checkpoints.gguf_file import GGUFFile
 from merganser.checkpoints.gguf_model import GGUFModel
+from merganser.checkpoints.sidecars import GGUFLayout
 from merganser.engine.ggml import load_ggml, quantize_rows
 from merganser.engine.merge import Merge
 from merganser.engine.nested import Merged
@@ -163,12 +164,9 @@ def in_gguf(merge: Merge, form: str) -> Merge:
         load_ggml()
     view = GGUFEncoded(Merged(merge, merge.plan.models[0].label), model, form.upper(), merge.sources[0])
     made = [Output(name, view.spec(name), "passthrough", (Source(0, name),)) for name in view.names()]
-    header = {
-        "file": str(model.file.path),
-        "file_type": _FILE_TYPES[form],
-        "tensors": {name: [list(view.shape(name)), view.kind(name)] for name in view.names()},
-    }
-    told = replace(merge.plan.sidecars, gguf=header)
+    tensors = {name: (view.shape(name), view.kind(name)) for name in view.names()}
+    layout = GGUFLayout(str(model.file.path), _FILE_TYPES[form], tensors)
+    told = replace(merge.plan.sidecars, gguf=layout)
     kinds = ", ".join(f"{count} matrices are written as {kind}" for kind, count in view.kinds().items())
     note = f"{kinds or 'no matrix is quantised'}, with the settings of {model.label}"
     whole = replace(merge.plan, aliases={})
@@ -183,26 +181,26 @@ def _gguf_model(checkpoint: Checkpoint) -> GGUFModel | None:
     return None
 
 
-def gguf_header(told: Mapping[str, Any], fingerprint: str) -> tuple[bytes, dict[str, int], int]:
+def gguf_header(layout: GGUFLayout, fingerprint: str) -> tuple[bytes, dict[str, int], int]:
     """Return the header of a GGUF file, the offset of each tensor in the file, and the file's size.
 
     Args:
-        told: The donor of the settings, `general.file_type`, and shape and type of each tensor.
+        layout: The donor of the settings, and the tensors.
         fingerprint: The fingerprint of the merge, stored among the settings.
     """
-    donor = GGUFFile(Path(told["file"])).header
+    donor = GGUFFile(Path(layout.file)).header
     start, stop, count = donor.span
-    with open(told["file"], "rb") as file:
+    with open(layout.file, "rb") as file:
         file.seek(start)
         settings = bytearray(file.read(stop - start))
     if "general.file_type" in donor.places:
-        struct.pack_into("<I", settings, donor.places["general.file_type"] - start, told["file_type"])
+        struct.pack_into("<I", settings, donor.places["general.file_type"] - start, layout.file_type)
     if fingerprint and _MADE_BY not in donor.settings:
         settings += _text(_MADE_BY) + struct.pack("<I", 8) + _text(fingerprint)
         count += 1
     sizes = {int(kind): size for kind, size in require("gguf", "hf").GGML_QUANT_SIZES.items()}
     tensors, offsets, at = bytearray(), {}, 0
-    for name, (shape, kind) in told["tensors"].items():
+    for name, (shape, kind) in layout.tensors.items():
         offsets[name] = at
         tensors += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), kind, at)
         block, size = sizes[kind]
