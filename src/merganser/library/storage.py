@@ -11,7 +11,6 @@ residual after the shared part. The metadata list dropped tensors with their ene
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import TensorSpec
+from merganser.checkpoints.digests import digest_file
 from merganser.checkpoints.safetensors_file import CODES
 from merganser.engine.disk import Disk
 from merganser.kernels.spectra import Factors, top_svd
@@ -170,7 +170,7 @@ def write_whole(path: Path, size: int, fill: Callable[[Write], object]) -> str:
         DISK.sync(handle, partial)
     finally:
         os.close(handle)
-    digest = checksum(partial)
+    digest = digest_file(partial)
     DISK.rename(partial, path)
     return digest
 
@@ -187,18 +187,10 @@ def delete(path: Path) -> None:
     DISK.sync_directory(path.parent)
 
 
-def checksum(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def find_damage(path: Path, nbytes: int, sha256: str) -> str | None:
     """Return what is wrong with a file that should have this size and checksum; None if nothing is."""
     if not path.is_file():
         return "missing"
     if path.stat().st_size != nbytes:
         return f"damaged: {path.stat().st_size} bytes instead of {nbytes}"
-    return None if checksum(path) == sha256 else "damaged: its checksum differs from the manifest"
+    return None if digest_file(path) == sha256 else "damaged: its checksum differs from the manifest"
