@@ -9,8 +9,7 @@ from pathlib import Path
 from crash.faults import Counting
 from merganser.engine.compute import Arithmetic
 from merganser.engine.disk import Disk
-from merganser.engine.execute import execute
-from merganser.engine.export import write_merge
+from merganser.engine.export import Execution, write_merge
 from merganser.engine.merge import Merge
 from support.plans import make_plan, random_models
 
@@ -32,12 +31,11 @@ def merge(
     return write_merge(
         small,
         out,
-        lambda writer: execute(small, writer, workers=1, settings=Arithmetic(digest=digest)),
+        Execution(Arithmetic(digest=digest), workers=1),
         resume=resume,
         overwrite=overwrite,
         disk=disk or Counting(),
         sync_seconds=0,
-        digest=digest,
     )
 
 

@@ -1,10 +1,10 @@
-"""Write a merge as an ordinary checkpoint directory."""
+"""Compute a merge and write it as an ordinary checkpoint directory."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,17 @@ from merganser.checkpoints.hashing import content_hash
 from merganser.checkpoints.memory import Module, StateDict
 from merganser.checkpoints.sidecars import Sidecars, prepare_sidecars
 from merganser.engine.completion import is_complete
+from merganser.engine.compute import Arithmetic
 from merganser.engine.directories import check_replaceable, paths_in
 from merganser.engine.disk import Disk
+from merganser.engine.execute import Progress, execute
 from merganser.engine.merge import Merge
 from merganser.engine.origin import SINGLE, Origin
 from merganser.engine.plan import Model, Plan
+from merganser.engine.processes import execute_in_processes
 from merganser.engine.source_files import SourceFiles
 from merganser.engine.staging import Staging
+from merganser.engine.workers import DEFAULT_MEMORY
 from merganser.engine.writer import SYNC_SECONDS, CheckpointWriter
 from merganser.errors import InputError, MerganserError
 
@@ -26,10 +30,45 @@ from merganser.errors import InputError, MerganserError
 _IN_MEMORY = (StateDict, Module)
 
 
+@dataclass(frozen=True)
+class Execution:
+    """How and where a merge is computed.
+
+    Attributes:
+        settings: The arithmetic; its digest is that of the lock file. Without one, no lock file is written.
+        workers: The number of workers; by default one per core.
+        memory: The memory limit in bytes.
+        ray: The address of a Ray cluster to compute on.
+        processes: Use forked processes as workers instead of threads.
+        on_progress: Called whenever a tensor is finished.
+    """
+
+    settings: Arithmetic
+    workers: int | None = None
+    memory: int = DEFAULT_MEMORY
+    ray: str | None = None
+    processes: bool = False
+    on_progress: Callable[[Progress], None] | None = None
+
+    def compute(self, merge: Merge, writer: CheckpointWriter) -> None:
+        """Compute every output that the writer does not have."""
+        options: dict[str, Any] = {
+            "workers": self.workers,
+            "settings": self.settings,
+            "on_progress": self.on_progress,
+        }
+        if self.ray is not None:
+            from merganser.engine.ray_executor import execute_on_ray
+
+            execute_on_ray(merge, writer, self.ray, **options)
+        else:
+            (execute_in_processes if self.processes else execute)(merge, writer, memory=self.memory, **options)
+
+
 def write_merge(
     merge: Merge,
     out: str | os.PathLike[str],
-    compute: Callable[[CheckpointWriter], None],
+    execution: Execution,
     *,
     resume: bool = False,
     overwrite: bool = False,
@@ -37,23 +76,20 @@ def write_merge(
     on_complete: Callable[[Path], None] = lambda out: None,
     disk: Disk | None = None,
     sync_seconds: float = SYNC_SECONDS,
-    digest: str | None = None,
     recipe: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the directory `out` of a merge; `compute` adds the outputs that an earlier run did not finish.
+    """Write the directory `out` of a merge, computing the outputs that an earlier run did not finish.
 
     Args:
         merge: The merge.
         out: The directory to create; or a file, `OUT.safetensors`, of the weights alone.
-        compute: Computes every output that the writer does not have.
+        execution: How to compute it.
         resume: Continue a merge that was interrupted.
         overwrite: Replace `out`, or an unfinished merge.
         inputs: Files that must not be lost besides those of the sources, such as the recipe.
         on_complete: Called, with nothing else done, if `resume` finds that `out` is complete.
         disk: The interface to the disk.
         sync_seconds: How often to sync finished outputs; 0 means after every output.
-        digest: The algorithm of the digests in the lock file (`checkpoints.digests`); `compute` must use the same for
-            the sources. None writes no lock file.
         recipe: The resolved recipe, for the lock file.
 
     Returns:
@@ -63,7 +99,7 @@ def write_merge(
         InputError: If `out` cannot be written, or a source is invalid or changes meanwhile; nothing is left behind.
         MerganserError: If the work fails; finished outputs are kept for `resume`.
     """
-    plan, sources = merge.plan, merge.sources
+    plan, sources, digest = merge.plan, merge.sources, execution.settings.digest
     place, disk = Path(os.path.expanduser(out)), disk or Disk()
     files = SourceFiles(file for source in sources for file in source.files())
     check_replaceable(place, (*inputs, *_paths(plan), *files.paths))
@@ -92,7 +128,7 @@ def write_merge(
     )
     try:
         if not writer.published:
-            _compute(compute, writer, files)
+            _compute(merge, writer, execution, files)
         return writer.publish(write_sidecars)
     except InputError:
         writer.discard()
@@ -108,10 +144,10 @@ def _check_ending(place: Path, plan: Plan) -> None:
         raise InputError(f"{place}: output.quantize writes the weights as {form}; rename the output")
 
 
-def _compute(compute: Callable[[CheckpointWriter], None], writer: CheckpointWriter, files: SourceFiles) -> None:
+def _compute(merge: Merge, writer: CheckpointWriter, execution: Execution, files: SourceFiles) -> None:
     """Run the computation; if a source changed meanwhile, report that as the cause of a failure."""
     try:
-        compute(writer)
+        execution.compute(merge, writer)
     except MerganserError as error:
         try:
             files.check()

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from merganser.engine.execute import Progress
-    from merganser.engine.writer import CheckpointWriter
 
 
 def merge(
@@ -181,33 +180,19 @@ def run(
     on_merge(prepared)
     # A wrong recipe is refused before the engine is imported.
     from merganser.engine.compute import Arithmetic
-    from merganser.engine.execute import execute
-    from merganser.engine.export import write_merge
+    from merganser.engine.export import Execution, write_merge
     from merganser.engine.origin import choose_digest
-    from merganser.engine.processes import execute_in_processes
 
-    algorithm = choose_digest(prepared) if digest is None else digest
-    settings = Arithmetic(device, allow_nan, changes, algorithm)
-
-    def compute(writer: CheckpointWriter) -> None:
-        if ray is not None:
-            from merganser.engine.ray_executor import execute_on_ray
-
-            execute_on_ray(prepared, writer, ray, workers=workers, settings=settings, on_progress=on_progress)
-        else:
-            here = execute_in_processes if processes else execute
-            here(prepared, writer, workers=workers, memory=memory, settings=settings, on_progress=on_progress)
-
+    settings = Arithmetic(device, allow_nan, changes, choose_digest(prepared) if digest is None else digest)
     given = [] if isinstance(recipe, (Mapping, Recipe)) or not os.path.exists(recipe) else [Path(recipe)]
     return write_merge(
         prepared,
         out,
-        compute,
+        Execution(settings, workers, memory, ray, processes, on_progress),
         resume=resume,
         overwrite=overwrite,
         inputs=[*given, *_recipe_files(loaded)],
         on_complete=on_complete,
-        digest=algorithm,
         recipe=resolve_document(loaded),
     )
 

@@ -17,14 +17,13 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.sidecars import edited, freeze_edits
 from merganser.engine.compute import Arithmetic
 from merganser.engine.disk import Disk
-from merganser.engine.execute import Progress, execute
-from merganser.engine.export import write_merge
+from merganser.engine.execute import Progress
+from merganser.engine.export import Execution, write_merge
 from merganser.engine.merge import Merge
 from merganser.engine.nested import Merged
 from merganser.engine.origin import choose_digest
 from merganser.engine.plan import Model
 from merganser.engine.workers import DEFAULT_MEMORY, check_workers
-from merganser.engine.writer import CheckpointWriter
 from merganser.lazy import torch
 from merganser.recipes.configs import dtype_edits
 from merganser.recipes.loading import load
@@ -72,22 +71,15 @@ def save(
         >>> mg.save(mg.open("base") + 0.4 * mg.TaskVector("math", "base"), "out/")
     """
     check_workers(workers, "cpu")
-    source = open_checkpoint(checkpoint)
-    prepared, recipe = prepare_copy(source, dtype)
-    settings = Arithmetic(digest=choose_digest(prepared))
-
-    def compute(writer: CheckpointWriter) -> None:
-        execute(prepared, writer, workers=workers, memory=memory, settings=settings, on_progress=on_progress)
-
+    prepared, recipe = prepare_copy(open_checkpoint(checkpoint), dtype)
     return write_merge(
         prepared,
         out,
-        compute,
+        Execution(Arithmetic(digest=choose_digest(prepared)), workers, memory, on_progress=on_progress),
         resume=resume,
         overwrite=overwrite,
         on_complete=on_complete,
         disk=disk,
-        digest=settings.digest,
         recipe=recipe,
     )
 
