@@ -17,7 +17,7 @@ def memory_bound(merge: Merge, workers: int, memory: int) -> int:
 def footprint(merge: Merge, output: Output, entries: int = SPAN) -> int:
     """Return the working memory in bytes that a task of an output may hold when it reads `entries` at once."""
     rule, spec = merge.rule(output), output.spec
-    reads = [*output.inputs, *([output.base] if output.base else []), *sum(output.statistics.values(), ())]
+    reads = [*output.reads, *sum(output.statistics.values(), ())]
     entries = spec.numel if rule.whole else min(spec.numel, entries)
     nested = sum(merge.sources[source.model].overhead(source.name, entries) for source in reads)
     if rule.copies:

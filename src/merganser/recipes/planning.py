@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from dataclasses import replace
 
 from merganser.checkpoints import open as open_checkpoint
@@ -12,12 +11,11 @@ from merganser.engine.merge import Merge, Open
 from merganser.engine.plan import Output, Plan
 from merganser.recipes import differences
 from merganser.recipes.configs import describe
-from merganser.recipes.kernels import averaged_kernels
+from merganser.recipes.notes import averaged_kernels, unmatched_patterns, unused_models
 from merganser.recipes.outputs import OutputPlanner
 from merganser.recipes.quantisation import quantise
 from merganser.recipes.schema import Problems, Recipe
 from merganser.recipes.sources import SourceTable
-from merganser.recipes.unmatched import notes as unmatched_notes
 from merganser.recipes.vocabularies import note_renumbered, unify
 
 
@@ -90,7 +88,7 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
     sidecars, remarks = describe(recipe, table, vocabulary, planner.stacking.restacked, outputs, dtype)
     remarks = [*differences.notes(table, bool(planner.stacking.restacked)), *remarks]
     nested = [f"{model.label}: {note}" for model in table.models if model.plan for note in model.plan.notes]
-    unmatched = unmatched_notes(recipe, planner.names(), {s.name for o in outputs for s in o.inputs})
+    unmatched = unmatched_patterns(recipe, planner.names(), {s.name for o in outputs for s in o.inputs})
     rows = vocabulary.notes if vocabulary is not None else note_renumbered(recipe, table)
     rules = planner.rules(outputs)
     notes = [*nested, *relaid, *recipe.notes, *planner.notes, *unmatched, *rows, *remarks]
@@ -102,12 +100,6 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
         seed=recipe.seed,
         shard_size=recipe.output.shard_size,
         sidecars=sidecars,
-        notes=tuple(dict.fromkeys([*notes, *_unused(table, outputs)])),
+        notes=tuple(dict.fromkeys([*notes, *unused_models(table, outputs)])),
     )
     return Merge(result, (*table.checkpoints, *table.side_checkpoints), rules)
-
-
-def _unused(table: SourceTable, outputs: Iterable[Output]) -> list[str]:
-    used = {source.model for o in outputs for source in o.reads}
-    labels = [table.models[i].label for i in range(1, len(table)) if i not in used and i != table.donor]
-    return [f"{label} is not needed: no tensor comes from it" for label in labels]

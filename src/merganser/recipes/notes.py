@@ -1,0 +1,82 @@
+"""Notes on what the author of a recipe may not have intended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from merganser.engine.merge import RuleKey, rule_key
+from merganser.engine.plan import Output
+from merganser.methods.base import Method
+from merganser.recipes.resolve import override_for
+from merganser.recipes.schema import Recipe
+from merganser.recipes.settings import Choice, Setting, matches
+from merganser.recipes.sources import SourceTable
+
+#: Share of the merged entries below which averaged kernels are not noted (a ViT's patch embedding).
+_SHARE = 0.1
+
+
+def averaged_kernels(outputs: Iterable[Output], rules: Mapping[RuleKey, Method]) -> list[str]:
+    """Return a note if a method for matrices averages most of the weights because they are convolution kernels."""
+    chosen = [(output, rules[key]) for output in outputs if not output.copies and (key := rule_key(output)) in rules]
+    if all(rule.reach != "whole" for _, rule in chosen):
+        return []
+    from merganser.methods.matrices import MatrixRule
+
+    merged = kernels = count = 0
+    name = ""
+    for output, rule in chosen:
+        if not isinstance(rule, MatrixRule):
+            continue
+        merged += output.spec.numel
+        if len(output.spec.shape) > 2 and not rule.convolutions:
+            kernels, count, name = kernels + output.spec.numel, count + 1, rule.name
+    if kernels <= _SHARE * merged:
+        return []
+    return [
+        f"{name} averages {count} convolution kernels ({kernels / merged:.0%} of the merged entries): "
+        "set `convolutions: true` to treat them as matrices"
+    ]
+
+
+def unmatched_patterns(recipe: Recipe, present: Collection[str], sources: Collection[str]) -> Iterator[str]:
+    """Yield notes on patterns that match no tensor, which are probably misspelt.
+
+    Args:
+        recipe: The recipe.
+        present: The tensors of the output, including excluded ones.
+        sources: Their names in the models.
+    """
+    for glob in recipe.output.exclude:
+        if not any(matches(glob, name) for name in present):
+            yield f"exclude: {glob!r} matches no tensor"
+    deciding = {id(override_for(recipe, name)) for name in present}
+    for override in recipe.overrides:
+        if id(override) not in deciding:
+            globs = ", ".join(map(repr, override.match))
+            yield f"{override.where}: {globs} matches no tensor that an earlier override does not"
+    names = {*present, *sources}
+    for where, parameters in _scopes(recipe):
+        for parameter, setting in parameters.items():
+            for case in setting.cases if isinstance(setting, Choice) else ():
+                if case.pattern != "*" and not any(map(case.matches, names)):
+                    yield f"{where}: {parameter} for {case.pattern!r} matches no tensor"
+
+
+def _scopes(recipe: Recipe) -> Iterator[tuple[str, Mapping[str, Setting]]]:
+    """Yield the settings of a recipe, each with the name of its place."""
+    yield "parameters", recipe.parameters
+    for override in recipe.overrides:
+        yield override.where, override.parameters
+    for part in recipe.parts:
+        yield f"modules.{part.module}" if part.module else "parameters", part.parameters
+        for each in part.slices:
+            yield each.where, each.parameters
+            yield from ((entry.where, entry.parameters) for entry in each.models)
+
+
+def unused_models(table: SourceTable, outputs: Iterable[Output]) -> list[str]:
+    """Return notes on models that no tensor comes from."""
+    used = {source.model for output in outputs for source in output.reads}
+    labels = [table.models[i].label for i in range(1, len(table)) if i not in used and i != table.donor]
+    return [f"{label} is not needed: no tensor comes from it" for label in labels]
