@@ -11,7 +11,8 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine import merge as merges
 from merganser.engine.execute import execute
 from merganser.engine.sinks import DictSink
-from merganser.recipes import outputs
+from merganser.plain import to_yaml
+from merganser.recipes import documents, outputs
 
 
 @pytest.fixture
@@ -46,3 +47,11 @@ def test_everything_is_opened_and_built_once(recipe, monkeypatch):
                         "task_arithmetic", recipe["base"])  # fmt: skip
     for name, tensor in sink.result().items():
         torch.testing.assert_close(tensor, expected[name])
+
+
+def test_a_recipe_is_parsed_once(recipe, tmp_path, monkeypatch):
+    (tmp_path / "recipe.yml").write_text(to_yaml(recipe))
+    parse, parsed = documents.parse, []
+    monkeypatch.setattr(documents, "parse", lambda text, source: parsed.append(source) or parse(text, source))
+    mg.run(tmp_path / "recipe.yml", tmp_path / "out")
+    assert parsed == [str(tmp_path / "recipe.yml")]
