@@ -11,11 +11,11 @@ from typing import Any
 from merganser.checkpoints.hashing import content_hash
 from merganser.checkpoints.memory import Module, StateDict
 from merganser.checkpoints.sidecars import Sidecars, prepare_sidecars
-from merganser.engine.completion import is_complete
 from merganser.engine.compute import Arithmetic
 from merganser.engine.directories import check_replaceable, paths_in
 from merganser.engine.disk import Disk
 from merganser.engine.execute import Progress, execute
+from merganser.engine.layout import Shard, lay_out
 from merganser.engine.merge import Merge
 from merganser.engine.origin import SINGLE, Origin
 from merganser.engine.plan import Model, Plan
@@ -52,11 +52,7 @@ class Execution:
 
     def compute(self, merge: Merge, writer: CheckpointWriter) -> None:
         """Compute every output that the writer does not have."""
-        options: dict[str, Any] = {
-            "workers": self.workers,
-            "settings": self.settings,
-            "on_progress": self.on_progress,
-        }
+        options: Any = {"workers": self.workers, "settings": self.settings, "on_progress": self.on_progress}
         if self.ray is not None:
             from merganser.engine.ray_executor import execute_on_ray
 
@@ -111,7 +107,7 @@ def write_merge(
         plan = replace(plan, sidecars=replace(told, single=True))
     write_sidecars = prepare_sidecars(told, sources)
     staging = Staging(place, disk)
-    if resume and staging.is_idle() and is_complete(place, plan, identity, files):
+    if resume and staging.is_idle() and _is_complete(place, plan, identity, files):
         staging.tidy()
         on_complete(place)
         return place
@@ -136,6 +132,30 @@ def write_merge(
     except BaseException:
         writer.abandon()
         raise
+
+
+def _is_complete(out: Path, plan: Plan, identity: str, sources: SourceFiles) -> bool:
+    """Return whether `out` was made by this plan from these sources.
+
+    Its card has the fingerprint, its files have the headers and sizes of the plan, and no source was written since. A
+    directory gets its name only when it is complete, so nothing else needs checking.
+    """
+    single = plan.sidecars.single  # a single file has the fingerprint in its header, and no card
+    try:
+        card = "" if single else (out / "README.md").read_text(encoding="utf-8")
+        latest = max((state[2] for state in sources.states), default=0)
+        made = all(_is_written(out if single else out / shard.file, shard, latest) for shard in lay_out(plan))
+    except (OSError, UnicodeDecodeError):
+        return False
+    return made and (single or f"`{identity}`" in card.splitlines()[-1])
+
+
+def _is_written(path: Path, shard: Shard, latest: int) -> bool:
+    state = path.stat()
+    if state.st_size != shard.size or state.st_mtime_ns < latest:
+        return False
+    with path.open("rb") as file:
+        return file.read(len(shard.header)) == shard.header
 
 
 def _check_ending(place: Path, plan: Plan) -> None:
