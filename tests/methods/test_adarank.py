@@ -9,10 +9,10 @@ import merganser as mg
 
 def experts(count=3, seed=0):
     rng = np.random.default_rng(seed)
-    shapes = {"w": (7, 5), "kernel": (4, 3, 2), "bias": (6,)}
-    base = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
-    models = [{n: v + rng.standard_normal(v.shape).astype(np.float32) for n, v in base.items()} for _ in range(count)]
-    sizes = {"w": 5, "kernel": 4, "bias": 1}
+    shapes = {"w": (7, 5), "kernel": (4, 3, 2), "bias": (6,), "scale": ()}
+    base = {n: np.float32(rng.standard_normal(s)) for n, s in shapes.items()}
+    models = [{n: np.float32(v + rng.standard_normal(v.shape)) for n, v in base.items()} for _ in range(count)]
+    sizes = {"w": 5, "kernel": 4, "bias": 1, "scale": 1}
     chosen = [{n: (0.4 * rng.integers(0, 2, size)).astype(np.float32) for n, size in sizes.items()} for _ in models]
     return base, models, chosen
 
@@ -30,7 +30,7 @@ def test_components_are_selected():
         wanted = start.astype(np.float64)
         for model, factors in zip(models, chosen, strict=True):
             delta = model[name].astype(np.float64) - start
-            if start.ndim == 1:
+            if start.ndim < 2:
                 wanted = wanted + factors[name] * delta
                 continue
             u, s, vt = np.linalg.svd(delta.reshape(len(delta), -1), full_matrices=False)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 class AdaRank(TaskVectorMethod):
     """θ = θ_0 + λ Σ_t w_t U_t diag(c_t ⊙ σ_t) V_tᵀ, Δ_t = U_t diag(σ_t) V_tᵀ, c_t the factor of every component.
 
-    c_t (statistics `components`) is 0 for the components that are pruned and the coefficient of the tensor for the
     c_t (statistics `components`) is 0 for pruned components and the coefficient of the tensor for the others;
     `mg.tuning.adarank` learns it on unlabelled inputs. Vectors are matrices with a single component. Tensors without
     `components` keep all of them, with the factor `otherwise`. Lee et al. 2026, AdaRank (arXiv:2503.22178).
@@ -64,6 +63,6 @@ def components(shape: tuple[int, ...]) -> int:
 def select(delta: Tensor, factors: Tensor) -> Tensor:
     """Return Δ with each singular component multiplied by its factor."""
     if factors.numel() == 1:
-        return delta * factors
+        return delta * factors.squeeze()
     found = top_svd(delta.flatten(1), factors.numel())
     return ((found.u * (found.s * factors[: found.rank])) @ found.v.T).view_as(delta)
