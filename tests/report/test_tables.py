@@ -27,6 +27,17 @@ def test_a_wide_table_fits_and_keeps_every_figure(width):
     )
 
 
+def test_ranges_of_numbers_are_never_shortened():
+    rows = [
+        ["task_arithmetic scale=0.5", 0.0, "0.000 to 0.300", 0.0, "-0.327 to +0.327", "cannot tell"],
+        ["math", 0.0, "0.000 to 0.300", None, "", ""],
+    ]
+    text = Table(["contender", "score", "95 %", "gain", "95 %", "better than the best"], rows).text(width=60)
+    assert text.count("0.000 to 0.300") == 2
+    assert "-0.327 to +0.327" in text
+    assert max(map(len, text.splitlines())) <= 60
+
+
 def test_parts_begin_with_the_first_column():
     text = WIDE.text(width=60)
     parts = text.split("\n\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -44,7 +45,8 @@ class Table:
         cells = [list(self.columns), *([show(value) for value in row] for row in self.rows)]
         room = terminal_width() if width is None else width
         widths = [max(len(line[i]) for line in cells) for i in range(len(self.columns))]
-        least = [size if number else min(size, _LEAST) for size, number in zip(widths, numeric, strict=True)]
+        kept = [number or _are_ranges([line[i] for line in cells[1:]]) for i, number in enumerate(numeric)]
+        least = [size if keep else min(size, _LEAST) for size, keep in zip(widths, kept, strict=True)]
         widths = _shrink(widths, [_least([line[0] for line in cells], room), *least[1:]], room)
         cells = [[shorten(cell, size) for cell, size in zip(line, widths, strict=True)] for line in cells]
         parts = [
@@ -59,6 +61,12 @@ class Table:
 
 #: Texts are not shortened below this many letters.
 _LEAST = 12
+#: Ranges of numbers, such as -0.327 to +0.327, which would be other numbers if shortened.
+_RANGE = re.compile(r"(?=.{,18}$)[-+−]?\d[\d.,]* to [-+−]?\d[\d.,]*")
+
+
+def _are_ranges(cells: Sequence[str]) -> bool:
+    return any(cells) and all(not cell or _RANGE.fullmatch(cell) for cell in cells)
 
 
 def _shrink(widths: list[int], least: Sequence[int], room: int) -> list[int]:
