@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from benchmarks.startup import COMMANDS, prepare
 
-#: Run a command as the shell does, then say on the last line of stderr what it loaded.
+#: Run a command as the shell does, then list on the last line of stderr what it loaded.
 PROBE = """
 import sys
 from merganser.cli import main
@@ -19,10 +20,27 @@ try:
     main()
 except SystemExit as end:
     code = end.code
-heavy = ("torch", "numpy", "scipy", "transformers", "safetensors.torch", "numba", "huggingface_hub", "rich")
-print("loaded:", *(name for name in heavy if name in sys.modules), file=sys.stderr)
+print("loaded:", *sys.modules, file=sys.stderr)
 sys.exit(code)
 """
+#: Libraries that only weights, terminals with colours and the hub need.
+HEAVY = {"torch", "numpy", "scipy", "transformers", "safetensors.torch", "numba", "huggingface_hub", "rich"}
+#: What computes and writes, and the readers of checkpoints that are none of these plain directories.
+OURS = {
+    "merganser.checkpoints.adapter",
+    "merganser.checkpoints.dequantised",
+    "merganser.checkpoints.distributed",
+    "merganser.checkpoints.layouts",
+    "merganser.checkpoints.remote.models",
+    "merganser.checkpoints.torch_file",
+    "merganser.engine.compute",
+    "merganser.engine.execute",
+    "merganser.engine.export",
+    "merganser.engine.processes",
+    "merganser.origin.pushing",
+}
+#: What reads recipes, for commands that are given none.
+RECIPES = {"merganser.recipes.loading", "merganser.recipes.planning", "yaml"}
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +50,24 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def loaded(errors: str) -> set[str]:
+    return set(errors.splitlines()[-1].split())
+
+
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_what_needs_no_tensors_imports_none(words: tuple[str, ...], workspace: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PROBE, *words], cwd=workspace, capture_output=True, text=True)
     assert done.returncode == COMMANDS[words], done.stderr
-    assert done.stderr.splitlines()[-1].split() == ["loaded:"], done.stderr
+    unneeded = HEAVY | OURS if words[0] in ("plan", "merge") else HEAVY | OURS | RECIPES
+    assert not unneeded & loaded(done.stderr)
 
 
 def test_merging_loads_torch_when_it_computes(workspace: Path) -> None:
     command = [sys.executable, "-c", PROBE, "merge", "recipe.yml", "merged"]
     done = subprocess.run(command, cwd=workspace, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "torch" in done.stderr.splitlines()[-1]
+    assert {"torch", "merganser.engine.compute", "merganser.engine.export"} <= loaded(done.stderr)
+
+
+def test_modules_that_must_not_be_loaded_exist() -> None:
+    assert all(find_spec(name) for name in OURS | RECIPES)
