@@ -55,6 +55,17 @@ def test_a_plan_is_what_a_dry_run_shows(recipe: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_notes_are_wrapped_between_words(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe.write_text("merge_method: ties\nbase_model: base\nmodels: [{model: a}]\nrandom_seed: 1\n")
+    wide = [line for line in call("plan", recipe).splitlines() if line.startswith("note")]
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = call("plan", recipe).splitlines()
+    notes = lines[[line.startswith("note") for line in lines].index(True) :]
+    assert max(map(len, notes)) <= 60
+    assert " ".join(" ".join(notes).split()) == " ".join(" ".join(wide).split())
+    assert len(notes) > len(wide)
+
+
 def test_tensors_have_method_sources_and_effective_parameters(recipe: Path) -> None:
     outputs = json.loads(call("plan", recipe, "--tensors", "--json"))["outputs"]
     assert [each["name"] for each in outputs][-4:] == ["layers.9.norm", "layers.9.w", "layers.10.norm", "layers.10.w"]

@@ -8,7 +8,7 @@ import typer
 
 from merganser.cli.limits import memory_limit
 from merganser.cli.options import Device, Dtype, Json, Memory, Quantize, Recipe, RecipeSeed, ShardSize, Tensors, Workers
-from merganser.cli.output import emit, say
+from merganser.cli.output import emit, say, wrap
 from merganser.units import show_size
 
 if TYPE_CHECKING:
@@ -101,4 +101,5 @@ def show_merge(
         emit(summary if outputs is None else summary | {"outputs": outputs})
         return
     for label, value in facts(summary):
-        say(f"{label:<8} {value}")
+        line = f"{label:<8} {value}"
+        say(wrap(line, " " * 9) if label == "note" else line)
