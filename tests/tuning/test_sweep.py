@@ -167,12 +167,24 @@ def test_the_command(recipe, tmp_path, monkeypatch):
     result = CliRunner().invoke(build(), arguments)
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[1].split() == ["score", "on", "scale"]
+    assert "share the best score" not in result.stdout
+    assert result.stdout.splitlines()[-1] == f"wrote {best}"
     assert recipe.with_suffix(".sweep.jsonl").exists()
     assert yaml.safe_load(best.read_text())["parameters"]["scale"] in (0, 1)
     as_json = CliRunner().invoke(build(), [*arguments, "--json"])
     assert len(json.loads(as_json.stdout)["trials"]) == 2
     neither = CliRunner().invoke(build(), ["sweep", str(recipe), "--over", "scale=0,1"])
     assert "either --task or --score" in str(neither.exception)
+
+
+def test_variants_that_no_question_tells_apart_are_named(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "same_for_sweep.py").write_text("def score(weights, budget):\n    return 0.0\n")
+    result = CliRunner().invoke(
+        build(), ["sweep", str(recipe), "--over", "scale=0,1", "--score", "same_for_sweep:score"]
+    )
+    assert "2 variants share the best score" in result.stdout
 
 
 def test_the_best_recipe_must_find_its_models(recipe, tmp_path, monkeypatch):

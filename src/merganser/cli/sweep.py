@@ -93,6 +93,8 @@ def command(
         emit(found.to_dict())
     else:
         say(_text(found))
+        if best is not None:
+            say(f"wrote {best}")
 
 
 def _check_place(best: Path, recipe: Path) -> None:
@@ -147,4 +149,8 @@ def _text(found: Sweep) -> str:
     from merganser.report.sweeps import variant_table
 
     text = variant_table((trial.score, trial.budget, trial.values) for trial in found.trials).text()
+    first = found.trials[0]
+    level = sum((trial.budget, trial.score) == (first.budget, first.score) for trial in found.trials)
+    if level > 1:
+        text += f"\n\n{level} variants share the best score; the first is taken. More questions may tell them apart."
     return text if found.unseen is None else f"{text}\n\nscore of the best on unseen questions: {found.unseen:.4f}"
