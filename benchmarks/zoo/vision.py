@@ -3,10 +3,10 @@
     python -m benchmarks.zoo.vision --arch mlp --dataset mnist --seeds 0 1 2 3 4
     python -m benchmarks.zoo.vision --arch resnet20-bn --dataset cifar10 --seeds 0 1 2 3 4
 
-All networks on CIFAR-10 see full images, all of them; those of one family for the same number of steps. An epoch of
-ResNet20 takes 210 to 225 s of processor time on one thread of a 2-core server processor, with AVX-512 or without.
-Channels-last memory and a fused optimiser help (a step takes 5.6 ms an image without them, 5.2 with the first, 4.4 with
-both); compiling does not pay, and neither does bfloat16: without AVX-512 it takes many times as long, with it (and
+All networks on CIFAR-10 see full images, all of them, for the same number of steps. An epoch of ResNet20 takes 210 to
+225 s of processor time on one thread of a 2-core server processor, with AVX-512 or without. Channels-last memory and a
+fused optimiser help (a step takes 5.6 ms an image without them, 5.2 with the first, 4.4 with both); compiling does not
+pay, and neither does bfloat16: without AVX-512 it takes many times as long, with it (and
 `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`) 1.3 times.
 """
 
@@ -43,7 +43,7 @@ class Schedule:
     epochs: int
     rate: float
     optimiser: Literal["sgd", "adamw"] = "sgd"
-    batch: int = 64
+    batch: int = 32
     warmup: float = 0.25
     momentum: float = 0.9
     decay: float = 5e-4
@@ -62,13 +62,13 @@ class Schedule:
 CIFAR_EPOCHS = 10
 SCHEDULES = {
     "mlp": Schedule(10, rate=0.1, batch=128, decay=1e-3, smoothing=0.0, augment=False),
-    "cnn": Schedule(6, rate=0.1, decay=1e-3, smoothing=0.0, augment=False),
-    "resnet20-bn": Schedule(CIFAR_EPOCHS, rate=0.06, batch=32),
-    "resnet20-bn-2x": Schedule(CIFAR_EPOCHS, rate=0.06, batch=32),
-    "resnet20-ln": Schedule(CIFAR_EPOCHS, rate=0.03, batch=32),
-    "resnet20-ln-2x": Schedule(CIFAR_EPOCHS, rate=0.03, batch=32),
-    "vgg11-bn": Schedule(CIFAR_EPOCHS, rate=0.05),
-    "vit": Schedule(CIFAR_EPOCHS, rate=1e-3, optimiser="adamw", decay=0.2),
+    "cnn": Schedule(6, rate=0.1, batch=64, decay=1e-3, smoothing=0.0, augment=False),
+    "resnet20-bn": Schedule(CIFAR_EPOCHS, rate=0.06),
+    "resnet20-bn-2x": Schedule(CIFAR_EPOCHS, rate=0.06),
+    "resnet20-ln": Schedule(CIFAR_EPOCHS, rate=0.03),
+    "resnet20-ln-2x": Schedule(CIFAR_EPOCHS, rate=0.03),
+    "vgg11-bn": Schedule(CIFAR_EPOCHS, rate=0.03),
+    "vit": Schedule(CIFAR_EPOCHS, rate=7e-4, optimiser="adamw", decay=0.2),
 }
 
 

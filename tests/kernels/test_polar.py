@@ -18,7 +18,8 @@ def with_weak(n, weak, size, rows=None):
 def test_a_single_weak_direction_of_a_square_matrix_is_kept(size):
     """Chance makes one of that size in about n·size of the cases; below 1e-5 they used to be lost."""
     matrix, wanted = with_weak(400, 1, size)
-    np.testing.assert_allclose(polar(matrix), wanted, atol=1e-6)
+    # Without the direction, entries would be off by 1/400; how exact they are depends on the processor.
+    np.testing.assert_allclose(polar(matrix), wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize(("weak", "rows"), [(200, 400), (1, 1600)])
