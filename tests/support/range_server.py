@@ -118,8 +118,8 @@ def _handler(owner: RangeServer) -> type[BaseHTTPRequestHandler]:
             if fault == "cut":
                 body = body[: len(body) // 2]
                 self.close_connection = True
-            self.wfile.write(body)
-            with owner.lock:
+            with owner.lock:  # before the client has the body, and may ask how much was sent
                 owner.sent += len(body)
+            self.wfile.write(body)
 
     return Handler
