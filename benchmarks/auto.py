@@ -1,17 +1,18 @@
 """Does the autopilot find what a full grid finds, with a tenth of the questions, and say no where it should?
 
     python -m benchmarks.auto [--cache ZOO] [--tasks NAME …] [--validation N] [--test N] [--seeds 0 1] [--json FILE]
+    python -m benchmarks.auto --tasks questions sources intents --base STORIES [--json FILE]
 
 Half an hour of one core for eight tasks (`--quick`: two methods, few sentences). The experts of `benchmarks.zoo.text`,
-or for tasks of images those of `benchmarks.zoo.image_experts`, are merged by every method that `mg.tuning.auto` tries,
-at every scale of a grid, and asked all validation questions, each through its task's head. The autopilot gets the same
-experts and questions, and a tenth of the grid's as its budget. Its winner and the grid's are compared on test questions
-that neither has seen. Then experts are spoilt in three ways. What FILE holds of the same experts stays and is not
-measured again.
+for tasks of images those of `benchmarks.zoo.image_experts`, or for skills of a language model those of
+`benchmarks.zoo.stories_skills`, are merged by every method that `mg.tuning.auto` tries, at every scale of a grid, and
+asked all validation questions. The autopilot gets the same experts and questions, and a tenth of the grid's as its
+budget. Its winner and the grid's are compared on test questions that neither has seen. Then experts are spoilt in three
+ways. What FILE holds of the same experts stays and is not measured again.
 
 Stored in `results`:
 
-- `questions`, sentences or images; `tasks`; `validation` and `test`: how many of each task;
+- `questions`: sentences, images or prompts; `tasks`; `validation` and `test`: how many of each task;
 - `grid`: of every method and scale the validation `accuracy`; `full`, the questions of the whole grid;
 - `best`: `label`, validation and test accuracy of the best of the grid, and the standard `error` of the latter;
 - `runs`: of every seed the autopilot's `best` merge, what it `kept`, its `verdict`, the questions `asked` and their
@@ -25,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +36,14 @@ import torch
 import merganser as mg
 from benchmarks.experts import Experts, Part, State
 from benchmarks.image_experts import load_image_experts
+from benchmarks.language_experts import load_language_experts
 from benchmarks.records import record
 from benchmarks.text_experts import load_experts
 from benchmarks.zoo.cards import add_locations
 from benchmarks.zoo.image_tasks import IMAGE_TASKS
+from benchmarks.zoo.language_skills import SKILLS
 from benchmarks.zoo.text_tasks import TASKS
+from merganser.errors import InputError
 from merganser.evaluate.search import ALPHAS
 from merganser.evolve.intervals import objective_error
 from merganser.evolve.objectives import Objective
@@ -54,7 +59,7 @@ SPOILT_METHODS, SPOILT_BUDGET = ("task_arithmetic",), 3000
 
 
 def right(experts: AnyExperts, weights: State, items: Mapping[str, Sequence[int]], part: Part) -> dict[str, np.ndarray]:
-    """Return whether a backbone answers some questions of every task, each through the task's head."""
+    """Return whether a network answers some questions of every task."""
     answers = experts.ask({**experts.base, **weights}, items, part)
     return {task: own.numpy().astype(float) for task, own in answers.items()}
 
@@ -164,11 +169,23 @@ def spoil(experts: AnyExperts, what: str) -> dict[str, Any]:
     }
 
 
+def loader(names: Sequence[str], base: Path | None) -> tuple[str, Callable[..., AnyExperts]]:
+    """Return what the questions of these tasks are, and the function that loads their experts."""
+    if set(names) <= set(IMAGE_TASKS):
+        return "images", load_image_experts
+    if set(names) <= set(SKILLS):
+        if base is None:
+            raise InputError("skills of a language model need --base, the directory of stories15M")
+        return "prompts", partial(load_language_experts, base)
+    return "sentences", load_experts
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", metavar="NAME", help="some tasks of one zoo (default: all text tasks)")
-    parser.add_argument("--validation", type=int, default=64, help="validation sentences or images of each task")
-    parser.add_argument("--test", type=int, default=200, help="test sentences or images of each task")
+    parser.add_argument("--base", type=Path, help="stories15M, as `benchmarks.zoo.stories` writes it, for skills")
+    parser.add_argument("--validation", type=int, default=64, help="validation questions of each task")
+    parser.add_argument("--test", type=int, default=200, help="test questions of each task")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="orders of the questions")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -179,9 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     methods = ("task_arithmetic", "tsv") if options.quick else [name for name in METHODS if name in registry()]
     scales = (0.5, 1.0) if options.quick else SCALES
-    load = load_image_experts if set(names) <= set(IMAGE_TASKS) else load_experts
-    experts: AnyExperts = load(options.cache, options.data, names, test=test, validation=validation)
-    questions = "images" if load is load_image_experts else "sentences"
+    questions, load = loader(names, options.base)
+    experts = load(options.cache, options.data, names, test=test, validation=validation)
     about: dict[str, Any] = {
         "questions": questions,
         "tasks": list(names),

@@ -1,6 +1,7 @@
 """Experts of one base in memory, merged through the public API and scored on inputs of their tasks.
 
-Only tensors that some expert changed are merged (nothing else can move); every task answers through its own head.
+Only tensors that some expert changed are merged (nothing else can move). The tasks of classifiers answer through heads
+of their own.
 """
 
 from __future__ import annotations
@@ -28,11 +29,10 @@ Task = TypeVar("Task")
 
 @dataclass(frozen=True)
 class Experts(ABC, Generic[Task]):
-    """The base, its experts reduced to the tensors that training changed, heads and tasks, by task."""
+    """The base, its experts reduced to the tensors that training changed, and tasks with their questions, by task."""
 
     base: State
     experts: Mapping[str, State]
-    heads: Mapping[str, Mapping[str, Tensor]]
     tasks: Mapping[str, Task]
 
     @abstractmethod
@@ -40,25 +40,12 @@ class Experts(ABC, Generic[Task]):
         """These weights in one shared module: copy it if two are needed at once."""
 
     @abstractmethod
-    def logits(self, backbone: nn.Module, name: str, items: Sequence[int], part: Part) -> Tensor:
-        """The logits of some inputs of a task through the task's head, in their order."""
-
-    @torch.no_grad()
     def ask(self, weights: Mapping[str, Tensor], items: Mapping[str, Sequence[int]], part: Part) -> dict[str, Tensor]:
-        """Whether one backbone answers these inputs of every task right, in their order."""
-        backbone = self.backbone(weights)
-        return {
-            name: self.logits(backbone, name, chosen, part).argmax(1) == self.labels(name, part)[list(chosen)]
-            for name, chosen in items.items()
-        }
+        """Whether one network answers these questions of every task right, in their order."""
 
     def answers(self, weights: Mapping[str, Tensor], names: Sequence[str], part: Part = "test") -> dict[str, Tensor]:
-        """Whether one backbone with each task's head answers the task's inputs right."""
-        return self.ask(weights, {name: range(len(self.labels(name, part))) for name in names}, part)
-
-    def labels(self, name: str, part: Part) -> Tensor:
-        found: Tensor = getattr(self.tasks[name], part).labels
-        return found
+        """Whether one network answers the questions of some tasks right."""
+        return self.ask(weights, {name: range(len(getattr(self.tasks[name], part))) for name in names}, part)
 
     @property
     def trained(self) -> State:
@@ -90,7 +77,7 @@ class Experts(ABC, Generic[Task]):
         return {**self.base, **expert}
 
     def scores(self, weights: Mapping[str, Tensor], names: Sequence[str], part: Part = "test") -> dict[str, float]:
-        """Accuracy on each task of one backbone with that task's head."""
+        """Accuracy of one network on each task."""
         return {name: float(found.float().mean()) for name, found in self.answers(weights, names, part).items()}
 
     def own_answers(self, experts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -100,6 +87,26 @@ class Experts(ABC, Generic[Task]):
     def own_scores(self, experts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
         """Accuracy of each expert on its own task."""
         return {name: float(found.float().mean()) for name, found in self.own_answers(experts).items()}
+
+
+@dataclass(frozen=True)
+class Classifiers(Experts[Task]):
+    """Backbones with a head for every task."""
+
+    heads: Mapping[str, Mapping[str, Tensor]]
+
+    @abstractmethod
+    def logits(self, backbone: nn.Module, name: str, items: Sequence[int], part: Part) -> Tensor:
+        """The logits of some inputs of a task through the task's head, in their order."""
+
+    @torch.no_grad()
+    def ask(self, weights: Mapping[str, Tensor], items: Mapping[str, Sequence[int]], part: Part) -> dict[str, Tensor]:
+        backbone = self.backbone(weights)
+        return {
+            name: self.logits(backbone, name, chosen, part).argmax(1)
+            == getattr(self.tasks[name], part).labels[list(chosen)]
+            for name, chosen in items.items()
+        }
 
 
 def floats(directory: Path) -> State:

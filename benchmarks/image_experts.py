@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.experts import Experts, Part, changed, floats
+from benchmarks.experts import Classifiers, Part, changed, floats
 from benchmarks.zoo.efficientnet import EfficientNetLite0
 from benchmarks.zoo.image_experts import ImageSchedule, expert_directory, load_head, save_base, train
 from benchmarks.zoo.image_tasks import ImageTask, load_image_task
@@ -23,7 +23,7 @@ BATCH = 100
 
 
 @dataclass(frozen=True)
-class ImageExperts(Experts[ImageTask]):
+class ImageExperts(Classifiers[ImageTask]):
     """Backbones with a head for every task."""
 
     @cached_property
@@ -53,9 +53,9 @@ def load_image_experts(
     return ImageExperts(
         base,
         {name: {tensor: expert[tensor] for tensor in moved} for name, expert in whole.items()},
-        {name: load_head(name, seed, cache) for name in names},
         {
             name: replace(task, test=task.test.head(test), validation=task.validation.head(validation))
             for name, task in tasks.items()
         },
+        {name: load_head(name, seed, cache) for name in names},
     )

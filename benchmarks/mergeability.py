@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.experts import Experts, summary
+from benchmarks.experts import Classifiers, summary
 from benchmarks.image_experts import load_image_experts
 from benchmarks.probes import Probes
 from benchmarks.records import record
@@ -38,7 +38,7 @@ from benchmarks.zoo.image_tasks import IMAGE_TASKS
 from benchmarks.zoo.text_tasks import TASKS
 from merganser.analysis.mergeability import Pair, mergeability
 
-AnyExperts = Experts[Any]
+AnyExperts = Classifiers[Any]
 
 #: Of the weights alone.
 WEIGHT_SIGNALS = ("difficulty", "conflict", "overlap", "cosine", "sign_agreement", "distance", "imbalance", "bend")

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.experts import Experts, State, differences
+from benchmarks.experts import Classifiers, State, differences
 
 Weights = Mapping[str, Tensor]
 
@@ -40,7 +40,7 @@ Weights = Mapping[str, Tensor]
 class Probes:
     """What every expert makes of the inputs of its task, beside the base and the expert with half its task vector."""
 
-    experts: Experts[Any]
+    experts: Classifiers[Any]
     inputs: int
     accuracy: Mapping[str, float]
     expert: Mapping[str, Tensor]
@@ -50,7 +50,7 @@ class Probes:
     base_gradients: Mapping[str, State]
 
     @classmethod
-    def of(cls, experts: Experts[Any], inputs: int) -> Probes:
+    def of(cls, experts: Classifiers[Any], inputs: int) -> Probes:
         """Run the experts and the base on the first validation inputs of each task."""
         trained = experts.trained
         own, base, halved, gradients, base_gradients = {}, {}, {}, {}, {}
@@ -103,12 +103,12 @@ def share(expert: Tensor, other: Tensor) -> float:
 
 
 @torch.no_grad()
-def logits(experts: Experts[Any], weights: Weights, name: str, inputs: int) -> Tensor:
+def logits(experts: Classifiers[Any], weights: Weights, name: str, inputs: int) -> Tensor:
     """The logits of the first validation inputs of a task."""
     return experts.logits(experts.backbone(weights), name, range(inputs), "validation")
 
 
-def gradient(experts: Experts[Any], weights: Weights, name: str, answers: Tensor) -> State:
+def gradient(experts: Classifiers[Any], weights: Weights, name: str, answers: Tensor) -> State:
     """The gradient of the mean cross-entropy with these answers, of the trained tensors."""
     backbone = experts.backbone(weights)
     found = {key: value for key, value in backbone.named_parameters() if key in experts.trained}

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.experts import Experts, Part, changed, floats
+from benchmarks.experts import Classifiers, Part, changed, floats
 from benchmarks.zoo.text import Schedule, expert_directory, load_head, save_base, train
 from benchmarks.zoo.text_layers import layers_from, with_states
 from benchmarks.zoo.text_tasks import TASKS, Task, load_task, pool
@@ -25,7 +25,7 @@ BATCH = 64
 
 
 @dataclass(frozen=True)
-class TextExperts(Experts[Task]):
+class TextExperts(Classifiers[Task]):
     """Encoders of sentences; the frozen lower half has been run on the sentences of every task."""
 
     def backbone(self, weights: Mapping[str, Tensor]) -> nn.Module:
@@ -71,6 +71,6 @@ def load_experts(
     return TextExperts(
         base,
         {name: {tensor: expert[tensor] for tensor in moved} for name, expert in whole.items()},
-        {name: load_head(name, seed, cache, early) for name in names},
         {name: load_sentences(name, data, cache, test, validation) for name in names},
+        {name: load_head(name, seed, cache, early) for name in names},
     )

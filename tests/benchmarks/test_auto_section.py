@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from benchmarks import auto
 from benchmarks.reporting.parts import Table, Text
 from benchmarks.reporting.sections.auto import parts
+from merganser.errors import InputError
 
 RESULTS: dict[str, Any] = {
     "tasks": ["a", "b"],
@@ -57,3 +59,11 @@ def test_experts_are_spoilt_as_they_should_be() -> None:
     )
     assert torch.equal(shuffled["w"].flatten().sort().values, expert["w"].flatten().sort().values)
     assert abs(torch.nn.functional.cosine_similarity(shuffled["w"].flatten(), base["w"].flatten(), dim=0)) < 0.1
+
+
+def test_tasks_name_the_zoo_of_their_experts() -> None:
+    assert auto.loader(["trec", "mr"], None)[0] == "sentences"
+    assert auto.loader(list(auto.IMAGE_TASKS)[:2], None)[0] == "images"
+    assert auto.loader(["questions"], Path("stories"))[0] == "prompts"
+    with pytest.raises(InputError, match="--base"):
+        auto.loader(["questions"], None)

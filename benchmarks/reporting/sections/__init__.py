@@ -77,6 +77,8 @@ PAGES = (
             Section("adaptive", "Adaptive: one model for inputs of unknown task", adaptive.parts),
             Section("mergeability", "Mergeability: guessing the cost of a merge", mergeability.parts),
             Section("auto", "The autopilot: a full grid for a tenth of its questions", auto.parts),
+            Section("auto_images", "The autopilot on image experts", auto.parts),
+            Section("auto_language", "The autopilot on language models", auto.parts),
             Section("theory", "Theory: task vectors as gradients", theory.parts),
             Section("atm", "Theory: alternating tuning and merging", atm.parts),
         ),

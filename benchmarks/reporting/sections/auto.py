@@ -10,6 +10,8 @@ from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
 
 #: The share of the grid's questions that the autopilot should not exceed.
 GOAL = 0.1
+#: What the experts are experts in, by what they are asked.
+KINDS = {"sentences": "text", "images": "image", "prompts": "language-model"}
 
 
 def parts(results: Mapping[str, Any]) -> Iterator[Part]:
@@ -18,7 +20,7 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     share = max(run["share"] for run in runs)
     methods = list(dict.fromkeys(row["method"] for row in grid))
     questions = results.get("questions", "sentences")
-    kind = "image" if questions == "images" else "text"
+    kind = KINDS[questions]
     yield Text(
         f"We merged {len(results['tasks'])} {kind} experts with {len(methods)} methods at {len(grid) // len(methods)} "
         f"scales each and tested every merge on all {sum(results['validation'].values())} validation {questions}: "
@@ -56,7 +58,11 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     yield Table(columns, cells, "The autopilot with different orders of the questions; ± is one standard error, paired")
     lines = {name: [(row["scale"], row["accuracy"]) for row in grid if row["method"] == name] for name in methods}
     panel = Lines(lines, Axis("scale"), Axis("validation accuracy", percent=True))
-    yield Figure("auto", "Validation accuracy of every method over its scale", [panel])
+    yield Figure(
+        "auto" if questions == "sentences" else f"auto_{questions}",
+        "Validation accuracy of every method over its scale",
+        [panel],
+    )
     if results["spoilt"]:
         yield Text(
             "Then the last expert is spoilt: its values are shuffled (as if it had another base), it is given twice, "
