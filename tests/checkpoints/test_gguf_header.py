@@ -69,6 +69,14 @@ def test_tensors_lie_where_the_library_finds_them(written: Path) -> None:
         assert np.array_equal(opened.read(name, (1, 2)).numpy(), values[1:2])
 
 
+def test_the_fingerprint_follows_the_weights_not_the_place(written: Path) -> None:
+    copy, other = written.with_name("copy.gguf"), written.with_name("other.gguf")
+    copy.write_bytes(written.read_bytes())
+    other.write_bytes(written.read_bytes()[:-8] + b"\1" * 8)
+    one, two, three = (mg.open(path).fingerprint() for path in (written, copy, other))
+    assert one == two != three
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
-from merganser.checkpoints.digests import digest_bytes
+from merganser.checkpoints.digests import digest_bytes, digest_sampled
 from merganser.checkpoints.gguf_header import GGUFEntry, read_gguf_header
 from merganser.checkpoints.lfs_pointers import refuse_lfs_pointer
 from merganser.checkpoints.reads import note_read
@@ -91,6 +91,9 @@ class GGUFFile(Checkpoint):
     def kind(self, name: str) -> str:
         """Return what a tensor is stored as, such as "Q4_K"."""
         return str(self._kinds[self._find(name).kind].name)
+
+    def fingerprint(self) -> str:
+        return digest_sampled(self._map, (f"{name} {entry}" for name, entry in self._entries.items()))
 
     def files(self) -> Sequence[Path]:
         return (self.path,)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import hashlib
 import math
 import mmap
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
-from merganser.checkpoints.digests import digest_bytes
+from merganser.checkpoints.digests import digest_bytes, digest_sampled
 from merganser.checkpoints.lfs_pointers import refuse_lfs_pointer
 from merganser.checkpoints.reads import note_read
 from merganser.errors import CheckpointError
@@ -229,15 +228,7 @@ class SafetensorsFile(StoredTensors):
             self._map.madvise(mmap.MADV_WILLNEED, start, stop - start)
 
     def fingerprint(self) -> str:
-        """Return a hash of header, size and 64 pages spread over the weights: cheap, and equal for copies."""
-        size = len(self._map)
-        digest = hashlib.sha256(f"{size}\n".encode())
-        for name, entry in self.entries.items():
-            digest.update(f"{name} {entry.spec} {entry.start}\n".encode())
-        for start in range(0, size, max(4096, size // 64)):
-            digest.update(self._map[start : start + 4096])
-        digest.update(self._map[max(0, size - 4096) :])
-        return digest.hexdigest()
+        return digest_sampled(self._map, (f"{name} {each.spec} {each.start}" for name, each in self.entries.items()))
 
     def files(self) -> Sequence[Path]:
         return (self.path,)
