@@ -219,6 +219,23 @@ def test_language_models_by_their_tasks(llamas, tmp_path):
     assert trials[0.0] == Task("q", "multiple-choice", str(llamas / "quiz.jsonl")).score(base, str(llamas / "base"), 6)
 
 
+def test_rungs_beyond_the_questions_of_a_task_ask_all_of_them(llamas, tmp_path):
+    recipe = tmp_path / "r.yml"
+    models = [str(llamas / "math"), str(llamas / "code")]
+    recipe.write_text(yaml.safe_dump({"method": "task_arithmetic", "base": str(llamas / "base"), "models": models}))
+    quiz = llamas / "quiz.jsonl"
+    asked = len(quiz.read_text().splitlines())
+    asked -= asked // 5  # held out
+    arguments = ["sweep", str(recipe), "--over", "scale=0.0,0.5", "--task", f"multiple-choice:{quiz}"]
+    result = CliRunner().invoke(build(), [*arguments, "--rung", "2", "--rung", "1000", "--rung", "2000"])
+    assert result.exit_code == 0, result.output
+    assert f"(on {asked})" in result.output
+    assert "1000" not in result.output
+    records = [json.loads(line) for line in recipe.with_suffix(".sweep.jsonl").read_text().splitlines()]
+    assert [record["budget"] for record in records] == [2, 2, asked]
+    assert all(len(record["answers"][0]) == record["budget"] for record in records)
+
+
 def test_one_changed_value_is_another_model(tmp_path):
     for name in ("base", "tuned"):
         (tmp_path / name).mkdir()

@@ -37,7 +37,11 @@ def command(
     ] = None,
     rungs: Annotated[
         list[int] | None,
-        typer.Option("--rung", min=1, help="Questions on a rung; repeat for successive halving. Default: 100."),
+        typer.Option(
+            "--rung",
+            min=1,
+            help="Questions of each task on a rung; repeat for successive halving. Default: 100 (or all).",
+        ),
     ] = None,
     keep: Annotated[float, typer.Option(min=0, max=1, help="Share of the variants that reach the next rung.")] = 0.5,
     journal: Annotated[
@@ -55,7 +59,7 @@ def command(
     """
     from merganser.errors import InputError
     from merganser.evaluate.search import rung_sizes
-    from merganser.tuning.sweep import parse_over, sweep
+    from merganser.tuning.sweep import TaskScore, parse_over, sweep
 
     if bool(tasks) == bool(score):
         raise InputError("choose how to score: give either --task or --score")
@@ -63,6 +67,9 @@ def command(
         _check_place(best, recipe)
 
     axes, budgets = parse_over(over), rungs or [100]
+    scored = _scored(score) if score else _on_tasks(recipe, tasks or [], device)
+    if isinstance(scored, TaskScore):
+        budgets = scored.limit(budgets)
     total = sum(rung_sizes(math.prod(map(len, axes.values())), len(budgets), keep))
     scores = journal or recipe.with_suffix(".sweep.jsonl")
     with (
@@ -78,7 +85,7 @@ def command(
         found = sweep(
             recipe,
             axes,
-            _scored(score) if score else _on_tasks(recipe, tasks or [], device),
+            scored,
             budgets=budgets,
             keep=keep,
             journal=scores,

@@ -95,7 +95,7 @@ class Sweep(Shown, Result):
 
 @dataclass(frozen=True, eq=False)
 class TaskScore:
-    """The mean over tasks of a module's score on `budget` questions of each (negated for perplexity).
+    """The mean over tasks of a module's score on `budget` questions of each, or all it has (negated for perplexity).
 
     Questions are drawn at random; a fifth of them is held out for the score of the best variant (`held_out`).
     """
@@ -110,6 +110,12 @@ class TaskScore:
     def answers(self, variant: Variant, budget: int) -> list[list[float]]:
         """Return for each task the score of every question, higher for better answers."""
         return self._answers(variant, lambda count: slice(min(budget, count - count // 5)))
+
+    def limit(self, budgets: Sequence[int]) -> list[int]:
+        """Return the budgets, none above the questions of the largest task; those that become equal are one."""
+        counts = [task.count(self.tokenizer) for task in self.tasks]
+        most = max(count - count // 5 for count in counts)
+        return list(dict.fromkeys(min(budget, most) for budget in budgets))
 
     def held_out(self, variant: Variant) -> float | None:
         """Return the score on the held-out questions; None if a task has too few."""
@@ -200,6 +206,7 @@ def sweep(
         on_score(variant, budget, known.scores[key])
         return known.scores[key]
 
+    budgets = score.limit(budgets) if isinstance(score, TaskScore) else budgets
     with ScoreJournal(place, scored_by) as known:
         search = successive_halving(list(listed), scored, budgets=budgets, keep=keep)
     last = {label: (rung.budget, value) for rung in search.rungs for label, value in rung.scores.items()}
