@@ -8,7 +8,7 @@ from scipy.stats import binomtest
 from synthetic_designs import design
 from synthetic_world import ITEMS, World
 
-from merganser.evolve.intervals import paired_interval, score_interval, standard_error
+from merganser.evolve.intervals import objective_interval, paired_interval, score_interval, standard_error
 from merganser.evolve.objectives import Objective
 from merganser.evolve.study import Study
 from merganser.evolve.summary import compare_winner, compared
@@ -23,6 +23,28 @@ def test_scores_have_wilsons_interval(right, count):
     expected = binomtest(right, count).proportion_ci(method="wilson")
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
     assert standard_error(np.ones(30)) > 0.02, "a perfect score is no certainty"
+
+
+@pytest.mark.parametrize("right", [0, 3, 20])
+def test_an_objective_of_one_measure_has_the_interval_of_its_score(right):
+    answers = np.array([1.0] * right + [0.0] * (20 - right))
+    found, score = objective_interval(QUIZ, {"quiz": answers}), score_interval(answers)
+    assert (found.value, found.low, found.high) == pytest.approx((score.value, score.low, score.high))
+    halved = objective_interval(Objective("half", {"quiz": -0.5}), {"quiz": answers})
+    assert (halved.low, halved.high) == pytest.approx((-score.high / 2, -score.low / 2))
+
+
+@pytest.mark.parametrize("chances", [(0.5, 0.7), (0.9, 0.97)])
+def test_intervals_of_weighted_sums_hold_the_truth_and_stay_in_range(chances):
+    rng = np.random.default_rng(0)
+    mean, truth = Objective("mean", {"a": 0.5, "b": 0.5}), sum(chances) / 2
+    inside = []
+    for _ in range(2000):
+        answers = {name: (rng.random(40) < p).astype(float) for name, p in zip("ab", chances, strict=True)}
+        found = objective_interval(mean, answers)
+        assert 0 <= found.low <= found.value <= found.high <= 1 + 1e-12
+        inside.append(found.low <= truth <= found.high)
+    assert 0.93 <= np.mean(inside) <= 0.975
 
 
 @pytest.mark.parametrize("count", [25, 60, 200])

@@ -70,27 +70,51 @@ def objective_error(objective: Objective, answers: Mapping[str, Array]) -> float
 
     Measures of one task are on the same items; different tasks have different items.
     """
-    tasks: dict[str, dict[str, float]] = {}
-    for measure, weight in objective.measures.items():
-        tasks.setdefault(measure.split(".")[0], {})[measure] = weight
-    variance = 0.0
-    for weights in tasks.values():
-        # Divided by the sum of the weights, weighted answers in [0, 1] are in [0, 1] again.
-        scale = sum(weights.values()) or 1.0
-        values = sum((weight / scale * answers[measure] for measure, weight in weights.items()), np.zeros(1))
-        variance += (scale * standard_error(values)) ** 2
-    return float(variance**0.5)
+    parts = _by_task(objective, answers)
+    return float(sum((scale * standard_error(values)) ** 2 for scale, values in parts) ** 0.5)
 
 
 def objective_interval(objective: Objective, answers: Mapping[str, Array], level: float = 0.95) -> Interval:
-    """Return an objective's value with its interval: the value ± z standard errors, clipped to its range."""
+    """Return an objective's value with its interval; for one measure, the interval of its score.
+
+    The intervals [l_i, h_i] of the tasks' scores p_i are combined (Zou and Donner): Σ w_i p_i − √(Σ w_i² (p_i − l_i)²)
+    to Σ w_i p_i + √(Σ w_i² (h_i − p_i)²), which never leaves the objective's range.
+
+    Args:
+        objective: The weighted sum of measures.
+        answers: Answers by measure, one per item.
+        level: The confidence level.
+
+    Returns:
+        The objective's value and its interval.
+
+    Example:
+        >>> str(objective_interval(Objective.of("quiz"), {"quiz": np.ones(20)}))
+        '1.000 (0.839 to 1.000)'
+    """
     value = objective.value({measure: float(values.mean()) for measure, values in answers.items()})
-    reach = float(norm.ppf(0.5 + level / 2)) * objective_error(objective, answers)
-    low, high = -float("inf"), float("inf")
-    if all(_graded(answers[measure]) for measure in objective.measures):
-        low = sum(min(weight, 0.0) for weight in objective.measures.values())
-        high = sum(max(weight, 0.0) for weight in objective.measures.values())
-    return Interval(value, max(low, value - reach), min(high, value + reach))
+    below = above = 0.0
+    for scale, values in _by_task(objective, answers):
+        part = score_interval(values, level)
+        down, up = (scale * (part.value - part.low), scale * (part.high - part.value))
+        if scale < 0:
+            down, up = up, down
+        below, above = below + down**2, above + up**2
+    return Interval(value, value - below**0.5, value + above**0.5)
+
+
+def _by_task(objective: Objective, answers: Mapping[str, Array]) -> list[tuple[float, Array]]:
+    """Return for each task a scale and the weighted sum of its measures, item by item, divided by the scale: answers
+    in [0, 1] stay there.
+    """
+    tasks: dict[str, dict[str, float]] = {}
+    for measure, weight in objective.measures.items():
+        tasks.setdefault(measure.split(".")[0], {})[measure] = weight
+    found = []
+    for weights in tasks.values():
+        scale = sum(weights.values()) or 1.0
+        found.append((scale, sum((w / scale * answers[measure] for measure, w in weights.items()), np.zeros(1))))
+    return found
 
 
 def paired_interval(
