@@ -12,7 +12,7 @@ import merganser as mg
 from merganser import align, analysis, experts, federated, tuning
 from merganser.align.initialisation import start_placings
 from merganser.analysis import gradients
-from merganser.errors import InputError
+from merganser.errors import InputError, first_line
 from merganser.evolve import estimators
 
 NOTHING: Any = None
@@ -68,3 +68,8 @@ def test_models_that_need_names_are_no_list(call: Any) -> None:
 def test_a_near_miss_is_named() -> None:
     with pytest.raises(InputError, match=r"unknown strategy 'vmpa'; did you mean 'vmap'\?"):
         tuning.fisher.diagonal_fisher(LINEAR, [], strategy="vmpa")  # type: ignore[arg-type]
+
+
+def test_an_error_without_a_message_is_named_by_its_type() -> None:
+    assert first_line(AssertionError()) == "AssertionError"
+    assert first_line(ValueError("\nwhat\nwhere")) == "what"

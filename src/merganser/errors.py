@@ -74,6 +74,11 @@ def reading(source: str | PathLike[str], error: type[InputError] = InputError, h
         raise error(f"{source}: cannot be read: {failure.strerror or failure}") from None
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
 def require(module: str, extra: str) -> ModuleType:
     """Import an optional module, or raise an error that names the extra to install."""
     try:

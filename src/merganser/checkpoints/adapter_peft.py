@@ -18,7 +18,7 @@ from merganser.checkpoints.adapter_file import PREFIX, AdapterFile
 from merganser.checkpoints.base import Rows, select_rows
 from merganser.checkpoints.lazy_tensors import LazyTensor
 from merganser.checkpoints.reads import note_read
-from merganser.errors import CheckpointError, require
+from merganser.errors import CheckpointError, first_line, require
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
@@ -207,5 +207,6 @@ def _refusing(adapter: AdapterFile, what: str) -> Iterator[None]:
         except CheckpointError:
             raise
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise CheckpointError(f"{adapter.path}: {adapter.needs_peft or 'it'} and {what}: {reason}") from None
+            raise CheckpointError(
+                f"{adapter.path}: {adapter.needs_peft or 'it'} and {what}: {first_line(error)}"
+            ) from None

@@ -13,7 +13,7 @@ from merganser.checkpoints.directory import Directory, open_file
 from merganser.checkpoints.kinds import TORCH_SUFFIXES, is_adapter, is_distributed
 from merganser.checkpoints.memory import Module, StateDict
 from merganser.checkpoints.references import HUB_ID, exists, is_remote, parts
-from merganser.errors import CheckpointError, require
+from merganser.errors import CheckpointError, first_line, require
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
@@ -109,8 +109,7 @@ def locate(reference: str) -> Path:
 
 
 def _unavailable(reference: str, error: Exception) -> CheckpointError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return CheckpointError(f"{reference}: no such path, and not available from the hub: {reason}")
+    return CheckpointError(f"{reference}: no such path, and not available from the hub: {first_line(error)}")
 
 
 def open_headers(reference: str) -> Checkpoint:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from merganser.errors import InputError
+from merganser.errors import InputError, first_line
 from merganser.lazy import torch
 
 #: The memory limit of a merge, unless another is given.
@@ -22,4 +22,4 @@ def check_workers(workers: int | None, device: str) -> None:
     try:
         torch.zeros(1, device=device).cpu()  # there and back, because the meta device holds no values
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise InputError(f"device {device!r} is not usable here: {str(error).splitlines()[0]}") from None
+        raise InputError(f"device {device!r} is not usable here: {first_line(error)}") from None

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from merganser.errors import InputError
+from merganser.errors import InputError, first_line
 
 Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 """The arguments of a module: `module(x)` for a tensor, `module(*xs)` for a tuple or list, `module(**xs)` for a mapping.
@@ -144,9 +144,8 @@ def explained(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
         raise
     except (RuntimeError, ValueError, IndexError) as error:
         given = [_described(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"{type(module).__name__} does not accept {' and '.join(given) or 'these inputs'}: {reason}"
+            f"{type(module).__name__} does not accept {' and '.join(given) or 'these inputs'}: {first_line(error)}"
         ) from error
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from merganser.checkpoints.references import HUB_ID
 from merganser.engine.origin import LOCK_FILE, SINGLE
-from merganser.errors import InputError, MerganserError, require
+from merganser.errors import InputError, MerganserError, first_line, require
 from merganser.origin.lock_file import read_lock
 from merganser.origin.verification import verify
 
@@ -94,7 +94,7 @@ def push(
             commit_message="Upload a model merged with merganser",
         )
     except Exception as error:  # the hub client raises many kinds of errors
-        reason = _SECRET.sub("…", (str(error).strip().splitlines() or [type(error).__name__])[0])
+        reason = _SECRET.sub("…", first_line(error))
         raise MerganserError(f"{repository}: the upload failed: {reason}") from None
     return Upload(repository, files, f"{hub.constants.ENDPOINT}/{repository}")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from merganser.errors import RecipeError
+from merganser.errors import RecipeError, first_line
 
 #: Limit on the values of a document, also after aliases are expanded.
 _MOST_VALUES = 100_000
@@ -144,7 +144,7 @@ def parse(text: str, source: str = "recipe") -> list[Any]:
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise RecipeError(f"{source}: not valid YAML: {where}{error.problem or error.context}") from None
     except yaml.YAMLError as error:
-        raise RecipeError(f"{source}: not valid YAML: {str(error).splitlines()[0]}") from None
+        raise RecipeError(f"{source}: not valid YAML: {first_line(error)}") from None
     except RecipeError as error:
         raise RecipeError(f"{source}: {error}") from None
     except (ValueError, KeyError) as error:  # raised for an explicit tag such as !!float x

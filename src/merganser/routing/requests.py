@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from merganser.errors import InputError
+from merganser.errors import InputError, first_line
 from merganser.modules.inputs import Inputs
 from merganser.routing.batching import Limits
 from merganser.strict_json import parse_json
@@ -97,7 +97,3 @@ def fitted(inputs: Inputs, module: nn.Module) -> Inputs:
         tuple(cast("", value) for value in inputs.args),
         {name: cast(name, value) for name, value in inputs.kwargs.items()},
     )
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from merganser.errors import InputError, MerganserError, did_you_mean, require
+from merganser.errors import InputError, MerganserError, did_you_mean, first_line, require
 from merganser.modules.inputs import Inputs
 from merganser.plain import plain
 from merganser.routing import documentation
@@ -21,7 +21,7 @@ from merganser.routing.adaptive import AdaptiveModel
 from merganser.routing.batching import Answer, Batcher, Busy, Closed, Limits, Work
 from merganser.routing.choices import Routing
 from merganser.routing.predictions import Prediction
-from merganser.routing.requests import Encode, Refused, first_line, parse
+from merganser.routing.requests import Encode, Refused, parse
 
 #: Status for a client that disconnected before its body was read; nobody sees the answer.
 GONE = 499

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from merganser.checkpoints.remote.retrying import TransientError, retry
-from merganser.errors import CheckpointError, MissingExtraError, require
+from merganser.errors import CheckpointError, MissingExtraError, first_line, require
 
 #: Maximum connections to all servers together.
 PARALLEL = 16
@@ -306,7 +306,6 @@ def _attempt(url: str, call: Any) -> Any:
     except PermissionError as error:
         raise CheckpointError(f"{url}: permission denied: {error}") from None
     except (OSError, TimeoutError) as error:
-        raise TransientError((str(error).splitlines() or [type(error).__name__])[0][:200]) from error
+        raise TransientError(first_line(error)) from error
     except Exception as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise CheckpointError(f"{url}: cannot be read: {said}") from None
+        raise CheckpointError(f"{url}: cannot be read: {first_line(error)}") from None

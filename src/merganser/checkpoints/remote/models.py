@@ -14,7 +14,7 @@ from merganser.checkpoints.directory import Directory, weight_files
 from merganser.checkpoints.remote.files import PARALLEL, check_url, fetch, open_file, open_store
 from merganser.checkpoints.remote.tensors import RemoteSafetensors
 from merganser.confine import confine
-from merganser.errors import CheckpointError
+from merganser.errors import CheckpointError, first_line
 
 #: Files that a model may have beside its weights, for servers that do not list them.
 _NAMES = (
@@ -134,7 +134,6 @@ def _names_at(home: str) -> Iterable[str]:
     except FileNotFoundError:
         raise CheckpointError(f"{home}: no such directory") from None
     except Exception as error:  # clients raise many kinds of errors
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise CheckpointError(f"{home}: cannot be listed: {said}") from None
+        raise CheckpointError(f"{home}: cannot be listed: {first_line(error)}") from None
     names = (str(each).rpartition("/")[2] for each in listed)
     return [name for name in names if name.endswith(_SMALL)]
