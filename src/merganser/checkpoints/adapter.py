@@ -71,11 +71,11 @@ class Adapted(View):
 
     def _lacks(self, name: str) -> bool:
         optional = isinstance(update := self.adapter.updates.get(name), Ia3Update) and update.bias
-        return self._stored(name) is None and name not in self._parameters and not optional
+        return self.stored_name(name) is None and name not in self._parameters and not optional
 
     def _apply(self) -> None:
         for name, update in self.adapter.updates.items():
-            target = self._stored(name)
+            target = self.stored_name(name)
             if target is None and name not in self._parameters:
                 continue
             weight = self._parameters[name] if target is None else self._weight(target)
@@ -89,7 +89,7 @@ class Adapted(View):
             if isinstance(update, TokenUpdate):
                 self._shared[target] = update
         for name, file_name in self.adapter.replaced.items():
-            target = self._stored(name)
+            target = self.stored_name(name)
             whole = StoredTensor(self.adapter.weights, file_name)
             if target is not None:
                 self._replace(target, whole, self.adapter.trains_whole(name))
@@ -135,20 +135,20 @@ class Adapted(View):
                 self._change_parameter(name, PeftTensor(layers, path, name, base))
         for name, tensor in layers.saved.items():
             whole = StoredTensor(StateDict({name: tensor.contiguous()}), name)
-            target = self._stored(name)
+            target = self.stored_name(name)
             if target is not None and target not in self._changes:
                 self._replace(target, whole, name in layers.trained)
             elif target is None:
                 self._change_parameter(name, whole)
 
     def _parameter(self, name: str) -> LazyTensor:
-        target = self._stored(name)
+        target = self.stored_name(name)
         if target is None and name not in self._parameters:
             raise self._missing(name)
         return self._parameters[name] if target is None else self._weight(target)
 
     def _change_parameter(self, name: str, tensor: LazyTensor) -> None:
-        target = self._stored(name)
+        target = self.stored_name(name)
         if target is not None:
             self._changes[target] = lambda _: tensor
         elif name in self._parameters:
@@ -167,9 +167,10 @@ class Adapted(View):
         """Return the base's tensors by the names of its modules; empty if these are unknown."""
         return module_tensors(self.source, self._model) if self._model is not None else {}
 
-    def _stored(self, name: str) -> str | None:
-        """Return the base's name of a weight. An adapter of a `ForCausalLM` class may be over a bare model, and vice
-        versa.
+    def stored_name(self, name: str) -> str | None:
+        """Return the base's stored or tied name of a weight; None if it has none.
+
+        An adapter of a `ForCausalLM` class may be over a bare model, and vice versa.
         """
         for candidate in (name, name.removeprefix("model."), f"model.{name}"):
             if candidate in self.source or candidate in self._ties:
@@ -185,10 +186,6 @@ class Adapted(View):
             f"{self.adapter.path}: changes {name!r}, which {self.source.label} does not have"
             f"{did_you_mean(name, self.source.names())}"
         )
-
-    def stored_name(self, name: str) -> str | None:
-        """Return the base's stored or tied name of a parameter; None if it has none of that shape."""
-        return self._stored(name)
 
     def resolve(self, target: str, checkpoint: Checkpoint) -> str:
         """Return the name under which the base, or this, has the weight of a stored or tied name."""

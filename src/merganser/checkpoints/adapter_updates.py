@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Checkpoint, Rows, select_rows
-from merganser.checkpoints.lazy_tensors import LazyTensor
+from merganser.checkpoints.lazy_tensors import DerivedTensor, LazyTensor
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
@@ -263,19 +263,15 @@ class BlocksUpdate(AdapterUpdate):
 
 
 @dataclass(frozen=True, eq=False)
-class _MovedRows(LazyTensor):
+class _MovedRows(DerivedTensor):
     """A weight whose rows have other numbers."""
 
-    weight: LazyTensor
     shift: int
     shape: tuple[int, ...]
 
-    def parts(self) -> Sequence[LazyTensor]:
-        return (self.weight,)
-
     def read(self, rows: Rows | None = None) -> Tensor:
         first, last = rows or (0, self.shape[0])
-        return self.weight.read((first - self.shift, last - self.shift))
+        return self.source.read((first - self.shift, last - self.shift))
 
 
 def _agree(wanted: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -290,19 +286,15 @@ def _core(core: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class UpdatedTensor(LazyTensor):
+class UpdatedTensor(DerivedTensor):
     """A weight with an adapter's update."""
 
-    weight: LazyTensor
     update: AdapterUpdate
     turned: bool
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self.weight.shape
-
-    def parts(self) -> Sequence[LazyTensor]:
-        return (self.weight,)
+        return self.source.shape
 
     def read(self, rows: Rows | None = None) -> Tensor:
-        return self.update.apply(self.weight, rows, self.turned)
+        return self.update.apply(self.source, rows, self.turned)

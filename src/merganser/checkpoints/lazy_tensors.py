@@ -91,19 +91,23 @@ class StoredTensor(LazyTensor):
 
 
 @dataclass(frozen=True, eq=False)
-class StackedTensors(LazyTensor):
-    """Tensors of one shape along a new axis."""
+class _Combination(LazyTensor):
+    """Tensors along an axis."""
 
     tensors: tuple[LazyTensor, ...]
     axis: int
+
+    def parts(self) -> Sequence[LazyTensor]:
+        return self.tensors
+
+
+class StackedTensors(_Combination):
+    """Tensors of one shape along a new axis."""
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         inner = self.tensors[0].shape
         return (*inner[: self.axis], len(self.tensors), *inner[self.axis :])
-
-    def parts(self) -> Sequence[LazyTensor]:
-        return self.tensors
 
     def read(self, rows: Rows | None = None) -> Tensor:
         if self.axis == 0:
@@ -111,21 +115,14 @@ class StackedTensors(LazyTensor):
         return torch.stack([tensor.read(rows) for tensor in self.tensors], self.axis)
 
 
-@dataclass(frozen=True, eq=False)
-class JoinedTensors(LazyTensor):
+class JoinedTensors(_Combination):
     """Tensors concatenated along an existing axis."""
-
-    tensors: tuple[LazyTensor, ...]
-    axis: int
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         inner = self.tensors[0].shape
         total = sum(tensor.shape[self.axis] for tensor in self.tensors)
         return (*inner[: self.axis], total, *inner[self.axis + 1 :])
-
-    def parts(self) -> Sequence[LazyTensor]:
-        return self.tensors
 
     def read(self, rows: Rows | None = None) -> Tensor:
         if self.axis or rows is None:
@@ -140,10 +137,19 @@ class JoinedTensors(LazyTensor):
 
 
 @dataclass(frozen=True, eq=False)
-class SlicedTensor(LazyTensor):
-    """The part `[start, stop)` of a tensor along an axis."""
+class DerivedTensor(LazyTensor):
+    """A tensor made from another one."""
 
     source: LazyTensor
+
+    def parts(self) -> Sequence[LazyTensor]:
+        return (self.source,)
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedTensor(DerivedTensor):
+    """The part `[start, stop)` of a tensor along an axis."""
+
     axis: int
     start: int
     stop: int
@@ -153,9 +159,6 @@ class SlicedTensor(LazyTensor):
         inner = self.source.shape
         return (*inner[: self.axis], self.stop - self.start, *inner[self.axis + 1 :])
 
-    def parts(self) -> Sequence[LazyTensor]:
-        return (self.source,)
-
     def read(self, rows: Rows | None = None) -> Tensor:
         if self.axis:
             return self.source.read(rows).narrow(self.axis, self.start, self.stop - self.start)
@@ -164,19 +167,15 @@ class SlicedTensor(LazyTensor):
 
 
 @dataclass(frozen=True, eq=False)
-class PickedTensor(LazyTensor):
+class PickedTensor(DerivedTensor):
     """One index of a tensor along an axis, which is removed."""
 
-    source: LazyTensor
     axis: int
     index: int
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         return (*self.source.shape[: self.axis], *self.source.shape[self.axis + 1 :])
-
-    def parts(self) -> Sequence[LazyTensor]:
-        return (self.source,)
 
     def read(self, rows: Rows | None = None) -> Tensor:
         if self.axis:
@@ -185,10 +184,9 @@ class PickedTensor(LazyTensor):
 
 
 @dataclass(frozen=True, eq=False)
-class TransposedTensor(LazyTensor):
+class TransposedTensor(DerivedTensor):
     """A tensor with two of its axes exchanged."""
 
-    source: LazyTensor
     axes: tuple[int, int]
 
     @property
@@ -198,9 +196,6 @@ class TransposedTensor(LazyTensor):
         shape[one], shape[other] = shape[other], shape[one]
         return tuple(shape)
 
-    def parts(self) -> Sequence[LazyTensor]:
-        return (self.source,)
-
     def read(self, rows: Rows | None = None) -> Tensor:
         if 0 not in self.axes:
             return self.source.read(rows).transpose(*self.axes)
@@ -208,14 +203,10 @@ class TransposedTensor(LazyTensor):
 
 
 @dataclass(frozen=True, eq=False)
-class ReshapedTensor(LazyTensor):
+class ReshapedTensor(DerivedTensor):
     """A tensor in another shape with the same number of entries."""
 
-    source: LazyTensor
     shape: tuple[int, ...]
-
-    def parts(self) -> Sequence[LazyTensor]:
-        return (self.source,)
 
     def read(self, rows: Rows | None = None) -> Tensor:
         return select_rows(self.source.read().reshape(self.shape), rows)
