@@ -31,9 +31,10 @@ class Result:
         return {"kind": type(self).__name__, **plain(self)}
 
 
-def to_yaml(value: Any) -> str:
-    """Return lists, mappings and plain values as YAML, in their own order."""
+def to_yaml(value: Any, compact: bool = False) -> str:
+    """Return lists, mappings and plain values as YAML, in their own order; if compact, the innermost on one line."""
     import yaml
 
-    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    style = {"default_flow_style": None, "width": 120} if compact else {}
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, **style)
     return text

@@ -185,3 +185,9 @@ def test_the_native_form_of_a_mergekit_recipe(recipe: Path, tmp_path: Path) -> N
     call("merge", tmp_path / "native.yml", tmp_path / "two")
     weights = [(tmp_path / out / "model.safetensors").read_bytes() for out in ("one", "two")]
     assert weights[0] == weights[1]
+
+
+def test_the_translation_in_the_reference_is_what_is_printed(recipe: Path) -> None:
+    before, after = (Path(__file__).parents[2] / "docs/recipes.md").read_text().split("becomes\n\n```text\n")
+    recipe.write_text(re.findall(r"```yaml\n(.*?)```", before, re.DOTALL)[-1])
+    assert call("plan", recipe, "--native") == after.partition("```")[0]

@@ -56,7 +56,7 @@ def show_native(recipe: Path, as_json: bool) -> None:
     if as_json:
         emit(document)
     else:
-        say(to_yaml(document), end="")
+        say(to_yaml(document, compact=True), end="")
 
 
 def show_plan(
