@@ -86,13 +86,16 @@ def test_shared_prompts_give_what_one_token_at_a_time_gives(transformers, pairs,
 
 
 def test_each_prompt_is_read_once(transformers, pairs):
-    model, seen = build(transformers, "llama"), []
+    model, seen, headed = build(transformers, "llama"), [], []
     with torch.inference_mode():
         score_continuations(model, pairs[0])  # finds out whether the model can share
         model.register_forward_pre_hook(lambda m, a, k: seen.append(tuple(k["input_ids"].shape)), with_kwargs=True)
+        model.lm_head.register_forward_hook(lambda m, a, out: headed.append(tuple(out.shape[:2])))
         score_continuations(model, pairs[0])
     # the common beginning, the rest of three prompts, and their six longer options but for the last token
     assert seen == [(1, 20), (3, 7), (6, 4)]
+    # and the head sees only the last token of each prompt
+    assert headed == [(1, 1), (3, 1), (6, 4)]
 
 
 def test_a_model_that_answers_otherwise_with_its_cache_is_asked_whole(transformers, pairs):

@@ -8,7 +8,8 @@ batched. If a model's cache cannot be split, whole sequences are computed instea
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -77,7 +78,8 @@ def score_whole(model: nn.Module, pairs: Sequence[Pair], batch: int = 16) -> lis
         logits = model(input_ids=ids, attention_mask=mask).logits
         for row, number in enumerate(chosen):
             prompt, rest = pairs[number]
-            found[number] = _likelihood(logits[row, len(prompt) - 1 : len(prompt) + len(rest) - 1], rest)
+            asked = slice(len(prompt) - 1, len(prompt) + len(rest) - 1)
+            found[number] = _likelihood(_log_probabilities(logits[row, asked]), rest)
     return [found[number] for number in range(len(pairs))]
 
 
@@ -88,11 +90,14 @@ def require_finite(logits: Tensor) -> Tensor:
     return logits
 
 
-def _likelihood(logits: Tensor, tokens: Sequence[int]) -> Likelihood:
-    """Return the likelihood of tokens, from the logits before each."""
-    logits, wanted = logits.detach(), torch.tensor(list(tokens), device=logits.device)
-    logs = torch.log_softmax(require_finite(logits).float(), -1)
-    return Likelihood(float(logs.gather(-1, wanted[:, None]).sum()), bool((logits.argmax(-1) == wanted).all()))
+def _log_probabilities(logits: Tensor) -> Tensor:
+    return torch.log_softmax(require_finite(logits.detach()).float(), -1)
+
+
+def _likelihood(logs: Tensor, tokens: Sequence[int]) -> Likelihood:
+    """Return the likelihood of tokens, from the log-probabilities of the vocabulary before each."""
+    wanted = torch.tensor(list(tokens), device=logs.device)
+    return Likelihood(float(logs.gather(-1, wanted[:, None]).sum()), bool((logs.argmax(-1) == wanted).all()))
 
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:
@@ -126,10 +131,11 @@ class _Past:
 
 
 def _extended(
-    model: nn.Module, past: _Past | None, rows: Sequence[Sequence[int]], keep: Tensor
+    model: nn.Module, past: _Past | None, rows: Sequence[Sequence[int]], *, last: bool = False
 ) -> tuple[Tensor, _Past]:
-    """Return logits at the places `keep` of these tokens, which continue `past`, and the new past."""
-    known = inspect.signature(model.forward).parameters
+    """Return the logits after these tokens, which continue `past`, and the new past; with `last`, the logits only
+    after the last token of each row.
+    """
     cache = require("transformers", "hf").DynamicCache()
     ids, mask = _padded(rows, _device(model))
     starts = torch.zeros(len(rows), 1, dtype=torch.long, device=ids.device)
@@ -139,12 +145,37 @@ def _extended(
             cache.update(keys, values, number)
         starts, whole = past.mask.sum(1, keepdim=True), torch.cat([past.mask, mask], 1)
     options: dict[str, Any] = {"attention_mask": whole, "past_key_values": cache, "use_cache": True}
-    if "position_ids" in known:
+    if "position_ids" in inspect.signature(model.forward).parameters:
         options["position_ids"] = starts + torch.arange(ids.shape[1], device=ids.device)
-    few = "logits_to_keep" in known
-    output = model(input_ids=ids, **options, **({"logits_to_keep": keep} if few else {}))
-    after = _Past(_layers(output.past_key_values), whole)
-    return (output.logits if few else output.logits[:, keep]), after
+    ends = mask.sum(1) - 1
+    with _only_at(model, ends) if last else nullcontext():
+        output = model(input_ids=ids, **options)
+    logits = output.logits
+    if last:
+        logits = logits[:, 0] if logits.shape[1] == 1 else logits[torch.arange(len(rows)), ends]
+    return logits, _Past(_layers(output.past_key_values), whole)
+
+
+@contextmanager
+def _only_at(model: nn.Module, places: Tensor) -> Iterator[None]:
+    """Let a model's head see the hidden state at one place of each row alone: a large vocabulary costs as much per
+    token as many layers.
+    """
+    find = getattr(model, "get_output_embeddings", lambda: None)
+    head = find()
+    if head is None:
+        yield
+        return
+
+    def choose(_: nn.Module, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        chosen = states[0][torch.arange(len(places)), places]
+        return (chosen[:, None], *states[1:])
+
+    hook = head.register_forward_pre_hook(choose)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _window(model: nn.Module) -> float:
@@ -175,44 +206,40 @@ def _shared(model: nn.Module, pairs: Sequence[Pair], batch: int) -> list[Likelih
     if len(known) > 1:
         lowest, highest = min(known), max(known)  # the common prefix of the first and last in order is common to all
         stem = lowest[: min(common_length(lowest, highest), *(len(prompt) - 1 for prompt in known))]
-    device = _device(model)
     past = None
     if len(stem) >= STEM:
-        _, past = _extended(model, None, [stem], torch.zeros(1, dtype=torch.long, device=device))
+        _, past = _extended(model, None, [stem], last=True)
     else:
         stem = ()
     found: dict[int, Likelihood] = {}
     for chosen in batches_by_length([len(prompt) for prompt in known], batch):
         rows = [known[n][len(stem) :] for n in chosen]
-        ends = sorted({len(row) - 1 for row in rows})
         start = None if past is None else past.rows([0] * len(rows))
-        logits, prompted = _extended(model, start, rows, torch.tensor(ends, device=device))
-        last = [logits[row, ends.index(len(tokens) - 1)] for row, tokens in enumerate(rows)]
+        logits, prompted = _extended(model, start, rows, last=True)
         branches = [(row, number) for row, n in enumerate(chosen) for number in prompts[known[n]]]
-        found |= _branched(model, prompted, last, branches, pairs, batch)
+        found |= _branched(model, prompted, _log_probabilities(logits), branches, pairs, batch)
     return [found[number] for number in range(len(pairs))]
 
 
 def _branched(
     model: nn.Module,
     past: _Past,
-    last: Sequence[Tensor],
+    last: Tensor,
     branches: Sequence[tuple[int, int]],
     pairs: Sequence[Pair],
     batch: int,
 ) -> dict[int, Likelihood]:
-    """Score continuations (row of the batch, number of the pair): the first token follows from the prompt's last
-    logits, so that only longer ones need a pass.
+    """Score continuations (row of the batch, number of the pair): the first token follows from the log-probabilities
+    `last` after the prompts, so that only longer ones need a pass.
     """
     found = {n: _likelihood(last[row][None], pairs[n][1]) for row, n in branches if len(pairs[n][1]) == 1}
     longer = [(row, n) for row, n in branches if n not in found]
     for chosen in batches_by_length([len(pairs[n][1]) for _, n in longer], batch):
         here = [longer[place] for place in chosen]
         tokens = [pairs[n][1][:-1] for _, n in here]
-        keep = torch.arange(max(map(len, tokens)), device=past.mask.device)
-        logits, _ = _extended(model, past.rows([row for row, _ in here]), tokens, keep)
+        logits, _ = _extended(model, past.rows([row for row, _ in here]), tokens)
         for place, (row, n) in enumerate(here):
-            before = torch.cat([last[row][None], logits[place, : len(tokens[place])]])
+            before = torch.cat([last[row][None], _log_probabilities(logits[place, : len(tokens[place])])])
             found[n] = _likelihood(before, pairs[n][1])
     return found
 
@@ -254,5 +281,5 @@ def _decoded(model: nn.Module, pairs: Sequence[Pair], batch: int) -> list[Likeli
             inputs, _ = _padded([[first, *pairs[n][1][:-1]] for n in numbers], ids.device)
             logits = model(encoder_outputs=(states[rows],), attention_mask=mask[rows], decoder_input_ids=inputs).logits
             for place, n in enumerate(numbers):
-                found[n] = _likelihood(logits[place, : len(pairs[n][1])], pairs[n][1])
+                found[n] = _likelihood(_log_probabilities(logits[place, : len(pairs[n][1])]), pairs[n][1])
     return [found[number] for number in range(len(pairs))]
