@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from merganser import checkpoints, recipes
 from merganser.checkpoints.base import TensorSpec
+from merganser.checkpoints.row_runs import Terms
 from merganser.checkpoints.sidecars import TokenizerFiles
 from merganser.checkpoints.vocabulary import Remapped
 from merganser.errors import CheckpointError, RecipeError
@@ -262,6 +263,16 @@ def test_a_nested_union_keeps_its_tokens(family, tmp_path):
     assert [record["content"] for record in plan.sidecars.tokenizer.added] == ["<a>", "<c>"]
     assert {o.name: o.spec.shape for o in plan.outputs}[NAME] == (7, 3)
     assert plan.models[1].vocabulary is None
+
+
+def test_a_nested_union_keeps_the_spelling_of_its_tokens(family, tmp_path):
+    family()
+    for file in tmp_path.glob("*/tokenizer.json"):
+        file.write_text(file.read_text().replace("Whitespace", "ByteLevel").replace('"x"', '"\u0120x"'))
+    (tmp_path / "stage.yml").write_text("method: linear\nbase: base\nmodels: [a, b]\noutput: {tokenizer: union}\n")
+    (tmp_path / "recipe.yml").write_text("method: linear\nmodels: [stage.yml, b]\noutput: {tokenizer: union}\n")
+    row = Terms.of(recipes.plan(recipes.load(tmp_path / "recipe.yml")).models[1].vocabulary.runs).within(1, 2)
+    assert (row.models.tolist(), row.taken.tolist()) == ([1], [3]), "b has this token in row 3"
 
 
 def test_base_without_any_tokenizer_or_embedding_asks_for_nothing(directory, tmp_path):

@@ -83,7 +83,7 @@ class SourceTable:
             self.checkpoints.append(Merged(merge, entry.label))
             self._index[key] = index
             return
-        opened = self._open(entry, key, self._opener)
+        opened = self._open(entry, key)
         place = _place(key, opened)
         self._index[key] = index if place is None else self._places.setdefault(place, index)
         if self._index[key] == index:
@@ -138,7 +138,7 @@ class SourceTable:
         """Return a model's statistics of a kind: their index in the plan, after the models, and the checkpoint."""
         path = locate(entry.statistics[kind], self._root)
         if path not in self._sides:
-            opened = self._open(replace(entry, where=f"{entry.where}.{kind}"), path, self._opener)
+            opened = self._open(replace(entry, where=f"{entry.where}.{kind}"), path)
             self._sides[path] = (Model(f"{kind} of {entry.label}", path), opened)
         return len(self.models) + list(self._sides).index(path), self._sides[path][1]
 
@@ -163,7 +163,7 @@ class SourceTable:
     def add_donor(self, reference: str, where: str) -> int:
         """Open a model that provides only the vocabulary of the output; return its index, after the others."""
         path = locate(reference, self._root)
-        self.checkpoints.append(self._open(Entry(reference, where), path, self._opener))
+        self.checkpoints.append(self._open(Entry(reference, where), path))
         self.models.append(Model(reference, path))
         self.donor = len(self.models) - 1
         return self.donor
@@ -216,7 +216,7 @@ class SourceTable:
             return found
         added = {record["content"]: record for record in tokenizer.added}
         ids = {**found.ids, **{token: record["id"] for token, record in added.items()}}
-        return Tokens(ids, {**found.added, **added}, found.extensible)
+        return replace(found, ids=ids, added={**found.added, **added})
 
     def _key(self, entry: Entry) -> Any:
         if entry.recipe is not None:
@@ -225,9 +225,9 @@ class SourceTable:
             self._located[entry.label] = locate(entry.label, self._root)
         return self._located[entry.label]
 
-    def _open(self, entry: Entry, path: str, opener: Open) -> Checkpoint:
+    def _open(self, entry: Entry, path: str) -> Checkpoint:
         try:
-            return opener(path)
+            return self._opener(path)
         except CheckpointError as error:
             missing = "no such" in str(error)
             raise CheckpointError(f"{entry.where}: {error}{places(path, self._root) if missing else ''}") from error
