@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_command
 
 from merganser.cli import COMMANDS, build, renamed
-from merganser.cli.commands import find_command
+from merganser.cli.commands import find_commands
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -54,7 +54,7 @@ def test_the_walk_reaches_commands_and_groups() -> None:
 @pytest.mark.parametrize("group", ["", "library", "evolve"])
 def test_summaries_fit_into_the_list_of_commands(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    command = find_command(TREE, [group] if group else [])
+    command = find_commands(TREE, [group] if group else [])[-1]
     listed = command.get_help(command.make_context("merganser", [], resilient_parsing=True)).partition("Commands:")[2]
     assert listed
     assert "..." not in listed
@@ -111,7 +111,7 @@ def test_an_option_is_the_same_thing_in_every_command() -> None:
 
 @pytest.mark.parametrize("command", renamed.OPTIONS)
 def test_old_options_lead_to_options_of_today(command: str) -> None:
-    found = find_command(TREE, command.split())
+    found = find_commands(TREE, command.split())[-1]
     known = {option for each in options(found) for option in each.opts}
     for old, new in renamed.OPTIONS[command].items():
         assert old not in known

@@ -23,8 +23,8 @@ except SystemExit as end:
 print("loaded:", *sys.modules, file=sys.stderr)
 sys.exit(code)
 """
-#: Libraries that only weights, terminals with colours and the hub need.
-HEAVY = {"torch", "numpy", "scipy", "transformers", "safetensors.torch", "numba", "huggingface_hub", "rich"}
+#: Libraries that only run files, weights, terminals with colours and the hub need.
+HEAVY = {"pydantic", "torch", "numpy", "scipy", "transformers", "safetensors.torch", "numba", "huggingface_hub", "rich"}
 #: What computes and writes, and the readers of checkpoints that are none of these plain directories.
 OURS = {
     "merganser.checkpoints.adapter",

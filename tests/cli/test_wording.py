@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import merganser
 from merganser.cli import build
-from merganser.cli.commands import find_command
+from merganser.cli.commands import find_commands
 from merganser.cli.wording import name_options
 from merganser.errors import InputError
 
@@ -54,7 +54,7 @@ def test_library_code_names_no_option() -> None:
     ],
 )
 def test_arguments_become_options_the_command_has(command: str, said: str, shown: str) -> None:
-    assert name_options(said, find_command(get_command(build()), [command])) == shown
+    assert name_options(said, find_commands(get_command(build()), [command])[-1]) == shown
 
 
 def test_an_error_of_the_library_names_the_option(tmp_path: Path) -> None:

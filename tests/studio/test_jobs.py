@@ -141,7 +141,7 @@ def test_every_kind_makes_a_command_that_exists(folder):
     from typer.main import get_command
 
     from merganser.cli import build
-    from merganser.cli.commands import find_command
+    from merganser.cli.commands import find_commands
 
     values = {
         "text": RECIPE,
@@ -156,7 +156,7 @@ def test_every_kind_makes_a_command_that_exists(folder):
     tree = get_command(build())
     for kind in KINDS:
         made = build_command(Roots([folder]), kind, values)
-        command = find_command(tree, made.arguments)
+        command = find_commands(tree, made.arguments)[-1]
         options = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in made.arguments if word.startswith("--")} <= options, kind
 

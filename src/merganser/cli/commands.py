@@ -17,6 +17,7 @@ from merganser.cli.interrupts import explain_interrupt, left_behind
 from merganser.cli.mergekit_flags import refuse_mergekit_flags
 from merganser.cli.output import say
 from merganser.cli.renamed import rewrite
+from merganser.cli.values import take_plain_values
 from merganser.cli.wording import name_options
 from merganser.errors import MerganserError
 
@@ -33,7 +34,9 @@ class Commands(TyperGroup):
         if words != args:
             say(f"note: this command is now spelled: {shlex.join(['merganser', *words])}", sys.stderr)
         refuse_mergekit_flags(words)
-        ctx.obj = find_command(self, words)
+        path = find_commands(self, words)
+        take_plain_values(ctx, path)
+        ctx.obj = path[-1]
         return super().parse_args(ctx, words)
 
     def invoke(self, ctx: Any) -> Any:
@@ -76,11 +79,12 @@ def load_command(name: str) -> Any:
     return group.commands[name]
 
 
-def find_command(command: Any, words: Sequence[str]) -> Any:
-    """Return the command or group under `command` that the first words name."""
+def find_commands(command: Any, words: Sequence[str]) -> list[Any]:
+    """Return `command` and the group and command under it that the first words name."""
+    path = [command]
     for word in words:
-        inner = getattr(command, "commands", {}).get(word)
+        inner = getattr(path[-1], "commands", {}).get(word)
         if inner is None:
             break
-        command = inner
-    return command
+        path.append(inner)
+    return path
