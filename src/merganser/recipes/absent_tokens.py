@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from merganser.checkpoints.row_runs import RowRun
 from merganser.checkpoints.token_bytes import match_tokens, spelt_bytes
 from merganser.checkpoints.token_pieces import cut_into_pieces
-from merganser.checkpoints.tokenizer import Tokens
 from merganser.errors import CheckpointError, RecipeError
 from merganser.recipes.schema import TokenizerOptions
-from merganser.recipes.sources import SourceTable
+from merganser.recipes.token_rows import Vocabularies
 
 #: Rules that use the embedding of the vocabulary's source.
 FITTED = ("omp", "nearest")
@@ -18,26 +17,22 @@ FITTED = ("omp", "nearest")
 _ENOUGH = 0.01
 
 
-def absent_rows(
-    options: TokenizerOptions, table: SourceTable, model: int, tokens: Tokens, own: Tokens, missing: Sequence[str]
-) -> dict[str, RowRun]:
+def absent_rows(known: Vocabularies, model: int, missing: Sequence[str]) -> dict[str, RowRun]:
     """Return the row of each token that a model lacks, as a combination of rows of the model.
 
     Args:
-        options: The tokenizer options of the recipe; `absent` is the rule.
-        table: The models.
+        known: The vocabularies; the rule is that of their options.
         model: The index of the model that lacks the tokens.
-        tokens: The vocabulary of the output.
-        own: The vocabulary of the model.
         missing: The missing tokens.
     """
+    options, tokens, own = known.options, known.target, known.tokens[model]
     if options.absent in FITTED:
         return dict.fromkeys(missing, RowRun(1, "fit"))
     if options.absent == "zero":
         return dict.fromkeys(missing, RowRun(1, ()))
     if options.absent == "mean":
         return dict.fromkeys(missing, RowRun(1, None))
-    directory = table.tokenizer(model).directory
+    directory = known.table.tokenizer(model).directory
     assert directory is not None, "its tokens were read from there"
     plain = [token.encode() if token in tokens.added else spelt_bytes(token, tokens.spelling) for token in missing]
     spelling = {i: token for token, i in own.ids.items()}
@@ -51,10 +46,11 @@ def absent_rows(
     return found
 
 
-def match_rows(options: TokenizerOptions, tokens: Tokens, own: Tokens, height: int) -> dict[str, int]:
+def match_rows(known: Vocabularies, model: int) -> dict[str, int]:
     """Return a mapping from tokens of the output to the matching rows of a model; unmatched ones match by spelling."""
-    found = {token: row for token, row in own.ids.items() if row < height}
-    if own is tokens or (options.absent is None and own.spelling == tokens.spelling):
+    tokens, own = known.target, known.tokens[model]
+    found = {token: row for token, row in own.ids.items() if row < known.heights[model]}
+    if own is tokens or (known.options.absent is None and own.spelling == tokens.spelling):
         return found
     equal = {t: found[o] for t, o in match_tokens(tokens, own).items() if o in found}
     return {t: row for t, row in found.items() if t not in tokens.ids} | equal
@@ -69,17 +65,20 @@ def check_absent(options: TokenizerOptions, where: str) -> None:
         )
 
 
-def check_shared(options: TokenizerOptions, shared: int, total: int, labels: Sequence[str], where: str) -> None:
+def check_shared(known: Vocabularies, model: int, shared: int, total: int) -> None:
     """Refuse vocabularies that share too few tokens to fit the rest."""
+    options = known.options
     needed = max(options.terms if options.absent == "omp" else 1, round(_ENOUGH * total))
     if options.absent in FITTED and shared < needed:
         raise CheckpointError(
-            f"{where}: {labels[0]} has {shared} of the {total} tokens of {labels[1]}, too few to fit the others "
-            f"(absent: {options.absent} needs {needed}); use absent: subwords, or a source of the same script"
+            f"{known.where}: {known.label(model)} has {shared} of the {total} tokens of {known.label(known.source)}, "
+            f"too few to fit the others (absent: {options.absent} needs {needed}); use absent: subwords, or a source "
+            "of the same script"
         )
 
 
-def describe_shared(rows: Mapping[str, int], tokens: Tokens, options: TokenizerOptions, label: str) -> str:
+def describe_shared(known: Vocabularies, model: int, rows: Mapping[str, int]) -> str:
     """Return a note on how many tokens of the output a model has itself."""
-    count = sum(token in rows for token in tokens.ids)
-    return f"{label} has {count} of {len(tokens.ids)} tokens; the other rows are computed by {options.absent}"
+    ids, rule = known.target.ids, known.options.absent
+    count = sum(token in rows for token in ids)
+    return f"{known.label(model)} has {count} of {len(ids)} tokens; the other rows are computed by {rule}"

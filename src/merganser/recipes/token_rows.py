@@ -8,27 +8,55 @@ from dataclasses import dataclass, field
 from merganser.checkpoints.row_runs import RowRun
 from merganser.checkpoints.tokenizer import Tokens
 from merganser.errors import RecipeError
-from merganser.recipes.schema import TokenRow
+from merganser.recipes.schema import TokenizerOptions, TokenRow
 from merganser.recipes.sources import SourceTable
 
 #: Rows that are averaged, as pairs of a model and a row in it.
 Sources = tuple[tuple[int, int], ...]
 
 
-def find_rule(
-    row: TokenRow, token: str, tokens: Sequence[Tokens], heights: Sequence[int], table: SourceTable, where: str
-) -> Sources | None:
+@dataclass(frozen=True)
+class Vocabularies:
+    """The vocabularies that a recipe unifies.
+
+    Attributes:
+        options: What the recipe asks for.
+        where: The place of the options, for messages.
+        table: The models.
+        source: The index of the model that provides the output's vocabulary.
+        tokens: The vocabulary of each model.
+        heights: The number of embedding rows of each model.
+    """
+
+    options: TokenizerOptions
+    where: str
+    table: SourceTable
+    source: int
+    tokens: Sequence[Tokens]
+    heights: Sequence[int]
+
+    @property
+    def target(self) -> Tokens:
+        """Return the vocabulary of the source."""
+        return self.tokens[self.source]
+
+    def label(self, model: int) -> str:
+        """Return the label of a model."""
+        return self.table.models[model].label
+
+
+def find_rule(row: TokenRow, token: str, known: Vocabularies) -> Sources | None:
     """Return the source that a recipe names for one token; None leaves it to the general rule."""
-    where = f"{where}.tokens[{token!r}]"
+    where = f"{known.where}.tokens[{token!r}]"
     if row.zero:
         return ()
     if row.model is None:
         return None
-    model = table.named(row.model, where)
+    model = known.table.named(row.model, where)
     source = row.token if row.token is not None else token
-    found = source if isinstance(source, int) else tokens[model].ids.get(source)
-    if found is None or not 0 <= found < heights[model]:
-        raise RecipeError(f"{where}: {table.models[model].label} has no row for the token {source!r}")
+    found = source if isinstance(source, int) else known.tokens[model].ids.get(source)
+    if found is None or not 0 <= found < known.heights[model]:
+        raise RecipeError(f"{where}: {known.label(model)} has no row for the token {source!r}")
     return ((model, found),)
 
 

@@ -26,7 +26,7 @@ from merganser.recipes.absent_tokens import FITTED, absent_rows, check_absent, c
 from merganser.recipes.mismatches import tied_source
 from merganser.recipes.schema import Recipe, TokenizerOptions
 from merganser.recipes.sources import SourceTable
-from merganser.recipes.token_rows import TokenRows, find_rule
+from merganser.recipes.token_rows import TokenRows, Vocabularies, find_rule
 
 _EMBEDDING = re.compile(
     r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|shared|tok_embeddings|embedding|embeddings)(\.weight)?$"
@@ -67,12 +67,13 @@ def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
     tokens = _tokens(table, heights, where, notes)
     for named, each, height in zip(table.models, tokens, heights, strict=True):
         _check_ids(each, height, f"{where}: {named.label}")
-    ids, added = _output_ids(options, tokens, heights, model, table, where, notes)
+    known = Vocabularies(options, where, table, model, tokens, heights)
+    ids, added = _output_ids(known, notes)
     rows = max(heights[model], max(ids.values(), default=-1) + 1)
     if options.pad_to_multiple_of:
         rows += -rows % options.pad_to_multiple_of
-    rules = {token: find_rule(row, token, tokens, heights, table, where) for token, row in options.tokens.items()}
-    matched = [match_rows(options, tokens[model], each, height) for each, height in zip(tokens, heights, strict=True)]
+    rules = {token: find_rule(row, token, known) for token, row in options.tokens.items()}
+    matched = [match_rows(known, i) for i in range(len(table))]
     forced = {t for t, row in options.tokens.items() if row.force}
     builder = TokenRows(ids, tokens, matched, heights, rules, forced, bool(options.absent))
     by_row = {i: token for token, i in ids.items()}
@@ -84,14 +85,13 @@ def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
         fit = None
         if options.absent is not None:
             missing = [t for t, row in ids.items() if t not in matched[i] and rules.get(t) is None]
-            labels = table.models[i].label, table.models[model].label
-            check_shared(options, len(ids.keys() & matched[i].keys()), len(ids), labels, where)
-            builder.absent = absent_rows(options, table, i, tokens[model], tokens[i], missing)
+            check_shared(known, i, len(ids.keys() & matched[i].keys()), len(ids))
+            builder.absent = absent_rows(known, i, missing)
             builder.absent |= {
                 t: RowRun(1, None) for t in missing if options.absent in FITTED and ids[t] >= heights[model]
             }
-            notes.append(describe_shared(matched[i], tokens[model], options, table.models[i].label))
-            fit = _fit(options, table, i, model)
+            notes.append(describe_shared(known, i, matched[i]))
+            fit = _fit(known, i)
         runs = join_rows(builder.row(i, by_row.get(row), row) for row in range(rows))
         same = heights[i] == rows and runs == (RowRun(rows, ((i, 0),)),)
         maps.append(None if same else VocabularyMap(_names(table, i), runs, fit))
@@ -113,8 +113,9 @@ def _source(options: TokenizerOptions, table: SourceTable, where: str) -> int:
     return table.add_donor(options.source, f"{where}.source")
 
 
-def _fit(options: TokenizerOptions, table: SourceTable, model: int, source: int) -> Fit | None:
+def _fit(known: Vocabularies, model: int) -> Fit | None:
     """Return how absent rows are fitted, if at all: embeddings in the source's embedding, heads in its head."""
+    options, table, source = known.options, known.table, known.source
     if options.absent not in FITTED:
         return None
     donor = table.checkpoints[source]
@@ -258,37 +259,30 @@ def _same_file(table: SourceTable, model: int) -> bool:
     return filecmp.cmp(base, own, shallow=False)
 
 
-def _output_ids(
-    options: TokenizerOptions,
-    tokens: Sequence[Tokens],
-    heights: Sequence[int],
-    model: int,
-    table: SourceTable,
-    where: str,
-    notes: list[str],
-) -> tuple[dict[str, int], list[dict[str, Any]]]:
+def _output_ids(known: Vocabularies, notes: list[str]) -> tuple[dict[str, int], list[dict[str, Any]]]:
     """Return a mapping of token to row of the output, and the records of tokens that the source's tokenizer lacks."""
-    ids = dict(tokens[model].ids)
+    options, target = known.options, known.target
+    ids = dict(target.ids)
     following = max(ids.values(), default=-1) + 1
     wanted: dict[str, Mapping[str, Any] | None] = {}
     if options.source == "union":
-        for i, each in enumerate(tokens):
+        for i, each in enumerate(known.tokens):
             ordinary = 0
-            known = {} if each.spelling == tokens[model].spelling else match_tokens(each, tokens[model])
+            matched = {} if each.spelling == target.spelling else match_tokens(each, target)
             for token, row in sorted(each.ids.items(), key=lambda item: item[1]):
-                if token not in ids and token not in wanted and token not in known and row < heights[i]:
+                if token not in ids and token not in wanted and token not in matched and row < known.heights[i]:
                     wanted[token] = each.added.get(token)
                     ordinary += token not in each.added
             if ordinary:
                 notes.append(
-                    f"{ordinary} ordinary tokens only {table.models[i].label} has become added tokens: the rows are "
-                    f"kept, but the tokenizer of {table.models[model].label} splits text differently"
+                    f"{ordinary} ordinary tokens only {known.label(i)} has become added tokens: the rows are "
+                    f"kept, but the tokenizer of {known.label(known.source)} splits text differently"
                 )
     special = {"normalized": False, "special": True}
     wanted |= {token: special for token in options.tokens if token not in ids and token not in wanted}
-    if wanted and not tokens[model].extensible:
+    if wanted and not target.extensible:
         raise CheckpointError(
-            f"{where}: tokens can only be added to a tokenizer.json, which {table.models[model].label} lacks; "
+            f"{known.where}: tokens can only be added to a tokenizer.json, which {known.label(known.source)} lacks; "
             "save its tokenizer as a fast one with transformers first"
         )
     added = [added_token(token, following + k, like) for k, (token, like) in enumerate(wanted.items())]
