@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from merganser.checkpoints.base import Checkpoint, is_integer
 from merganser.checkpoints.directory import Directory, open_file
-from merganser.checkpoints.kinds import TORCH_SUFFIXES, is_adapter, is_distributed
+from merganser.checkpoints.kinds import LIBRARIES, TORCH_SUFFIXES, is_adapter, is_distributed
 from merganser.checkpoints.memory import Module, StateDict
 from merganser.checkpoints.references import HUB_ID, exists, is_remote, parts
 from merganser.errors import CheckpointError, first_line, require
@@ -30,12 +30,6 @@ _HUB_FILES = [
     "pytorch_model*.bin",
     "*/pytorch_model.bin",
 ]
-
-#: Libraries of experts, defined by later packages: the marker file -> the function that opens an expert.
-_LIBRARIES = {
-    "library.json": "merganser.library.library:open_expert",
-    "masks.json": "merganser.library.masks:open_expert",
-}
 
 
 def open(reference: Reference) -> Checkpoint:
@@ -155,7 +149,7 @@ def _open_remote(url: str, over: tuple[Path, ...]) -> Checkpoint:
 
 def _open_path(path: Path, over: tuple[Path, ...]) -> Checkpoint:
     root = path.parent.parent if path.parent.name == "experts" else path
-    for mark, opener in _LIBRARIES.items():
+    for mark, opener in LIBRARIES.items():
         if (root / mark).is_file():
             module, _, function = opener.partition(":")
             checkpoint: Checkpoint = getattr(import_module(module), function)(path)

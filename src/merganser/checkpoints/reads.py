@@ -27,6 +27,11 @@ def note_read(checkpoint: Checkpoint, name: str) -> None:
         _noting.into[checkpoint, name] = None
 
 
+def file_of(checkpoint: Checkpoint) -> str:
+    """Return the file that a reader reads from, or its label if it has none."""
+    return str(next(iter(checkpoint.files()), checkpoint.label))
+
+
 @contextmanager
 def noting_reads(into: dict[StoredRead, None]) -> Iterator[None]:
     """Collect the stored tensors that this thread reads inside the block, in the order of their first read."""

@@ -10,10 +10,10 @@ from typing import Any
 
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.digests import digest_bytes
-from merganser.checkpoints.reads import StoredRead
+from merganser.checkpoints.reads import StoredRead, file_of
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.checkpoints.weight_files import read_header
-from merganser.engine.origin import CHEAP, LOCK_FILE, Ancestry, render_lock
+from merganser.engine.origin import CHEAP, LOCK_FILE, Ancestry, LockContent
 from merganser.engine.plan import Model
 
 
@@ -36,20 +36,17 @@ class AdapterOrigin:
         algorithm = "sha256" if size <= CHEAP else "xxh3_128"
         read: dict[str, dict[str, str]] = {}
         for checkpoint, name in self.reads:
-            place = str(next(iter(checkpoint.files()), checkpoint.label))
-            read.setdefault(place, {})[name] = checkpoint.digest(name, algorithm)
+            read.setdefault(file_of(checkpoint), {})[name] = checkpoint.digest(name, algorithm)
         ancestry = Ancestry(read)
         models = [ancestry.describe(Model(label), source) for label, source in self.sources]
         made = SafetensorsFile(directory / weights)
         prints = [self.made_by, *(source.fingerprint() for _, source in self.sources)]
-        origin = {
-            "recipe": None,
-            "made_by": self.made_by,
-            "models": models,
-            "sources": dict(sorted(ancestry.files.items())),
-        }
-        outputs = {weights: {name: made.digest(name, algorithm) for name in sorted(made.names())}}
-        fingerprint = hashlib.sha256(json.dumps(prints).encode()).hexdigest()
-        headers = {weights: digest_bytes(read_header(made), "sha256")}
-        lock = render_lock(directory, algorithm, fingerprint, origin, headers, outputs, (weights,))
-        (directory / LOCK_FILE).write_bytes(lock)
+        origin = {"recipe": None, "made_by": self.made_by, "models": models}
+        lock = LockContent(
+            algorithm,
+            hashlib.sha256(json.dumps(prints).encode()).hexdigest(),
+            origin | {"sources": dict(sorted(ancestry.files.items()))},
+            headers={weights: digest_bytes(read_header(made), "sha256")},
+            outputs={weights: {name: made.digest(name, algorithm) for name in sorted(made.names())}},
+        )
+        (directory / LOCK_FILE).write_bytes(lock.render(directory, (weights,)))

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from merganser.checkpoints.dtypes import Element
-from merganser.checkpoints.reads import StoredRead, noting_reads
+from merganser.checkpoints.reads import StoredRead, file_of, noting_reads
 from merganser.engine import fused
 from merganser.engine.blocks import SPAN, Piece, bounds, join, spans, take
 from merganser.engine.changes import LEAST, Change, compare_sample, conclude, is_looked_at
@@ -77,9 +77,8 @@ class Computations:
             self._digested.update(fresh)
         found: dict[str, dict[str, str]] = {}
         for checkpoint, name in fresh:
-            place = str(next(iter(checkpoint.files()), checkpoint.label))
             digest = known.get((checkpoint, name)) or checkpoint.digest(name, self.settings.digest)
-            found.setdefault(place, {})[name] = digest
+            found.setdefault(file_of(checkpoint), {})[name] = digest
         return found
 
     @cached_property

@@ -30,6 +30,7 @@ from merganser import __version__
 from merganser.checkpoints.base import Checkpoint, View
 from merganser.checkpoints.cards import read_licence
 from merganser.checkpoints.digests import digest_bytes, digest_file
+from merganser.checkpoints.kinds import is_adapter, is_library
 from merganser.checkpoints.references import exists, is_remote, parts
 
 if TYPE_CHECKING:
@@ -47,8 +48,6 @@ SINGLE = (".safetensors", ".gguf")
 CHEAP = 1_000_000_000
 _HEX = re.compile("[0-9a-f]{32}|[0-9a-f]{64}")
 _SNAPSHOT = re.compile(r"models--(.+?)--(.+)")
-#: Files that mark a directory whose weights are in one of its folders.
-_LIBRARIES = ("library.json", "masks.json")
 
 
 def lock_path(out: Path) -> Path:
@@ -108,57 +107,50 @@ class Origin:
         models = [ancestry.describe(*each) for each in zip(self.merge.plan.models, self.merge.sources, strict=True)]
         if models[0].get("made_of") == models[1:]:
             models = models[1:]  # the first model of a quantised merge is the unquantised merge
-        weights = {shard.file for shard in shards}
-        return render_lock(
-            directory,
+        finals = {named.get(shard.file, shard.file): shard for shard in shards}
+        lock = LockContent(
             self.digest,
             self.fingerprint,
             {"recipe": self.recipe, "models": models, "sources": dict(sorted(ancestry.files.items()))},
-            {named.get(shard.file, shard.file): digest_bytes(shard.header, "sha256") for shard in shards},
-            {
-                named.get(shard.file, shard.file): {name: written[name] for name in sorted(shard.offsets)}
-                for shard in shards
-            },
-            weights,
+            {file: digest_bytes(shard.header, "sha256") for file, shard in finals.items()},
+            {file: {name: written[name] for name in sorted(shard.offsets)} for file, shard in finals.items()},
         )
+        return lock.render(directory, [shard.file for shard in shards])
 
 
-def render_lock(
-    directory: Path,
-    digest: str,
-    fingerprint: str,
-    origin: Mapping[str, Any],
-    headers: Mapping[str, str],
-    outputs: Digests,
-    weights: Collection[str],
-) -> bytes:
-    """Return the lock file of a directory that is otherwise complete.
+@dataclass(frozen=True)
+class LockContent:
+    """The content of a lock file besides versions and the files beside the weights.
 
-    Args:
-        directory: The directory.
+    Attributes:
         digest: The algorithm of the digests of tensors.
         fingerprint: Tells what was made of what and how.
         origin: The entries on recipe, models and sources.
         headers: The SHA-256 of what stands before the weights, by the names that files of weights will have.
         outputs: The digests of tensors, by the same names.
-        weights: The files of weights as they are named in the directory.
     """
-    others = (str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
-    lock = {
-        "format": FORMAT,
-        "digest": digest,
-        "versions": {"merganser": __version__, **{name: version(name) for name in ("torch", "numpy")}},
-        "fingerprint": fingerprint,
-        **origin,
-        "headers": headers,
-        "outputs": outputs,
-        "files": {
-            name: digest_file(directory / name)
-            for name in sorted(others)
-            if name not in weights and name not in (CARD, LOCK_FILE)
-        },
-    }
-    return (json.dumps(lock, indent=1, ensure_ascii=False) + "\n").encode()
+
+    digest: str
+    fingerprint: str
+    origin: Mapping[str, Any]
+    headers: Mapping[str, str]
+    outputs: Digests
+
+    def render(self, directory: Path, weights: Collection[str]) -> bytes:
+        """Return the lock file of a directory that is otherwise complete; `weights` are the files of weights in it."""
+        others = (str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+        left_out = {*weights, CARD, LOCK_FILE}
+        lock = {
+            "format": FORMAT,
+            "digest": self.digest,
+            "versions": {"merganser": __version__, **{name: version(name) for name in ("torch", "numpy")}},
+            "fingerprint": self.fingerprint,
+            **self.origin,
+            "headers": self.headers,
+            "outputs": self.outputs,
+            "files": {name: digest_file(directory / name) for name in sorted(others) if name not in left_out},
+        }
+        return (json.dumps(lock, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 class Ancestry:
@@ -262,15 +254,13 @@ def _small_files(url: str) -> Path:
 def _home(file: Path, directory: Path | None) -> Path:
     """Return the directory of the model that a file of weights belongs to."""
     for above in (file.parent, file.parent.parent):
-        if above == directory or any((above / mark).is_file() for mark in _LIBRARIES):
+        if above == directory or is_library(above):
             return above
     return file.parent
 
 
 def _kind(home: Path) -> str:
-    if (home / "adapter_config.json").is_file():
-        return "adapter"
-    return "library" if any((home / mark).is_file() for mark in _LIBRARIES) else "model"
+    return "adapter" if is_adapter(home) else "library" if is_library(home) else "model"
 
 
 def _hub(home: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints.references import HUB_ID
-from merganser.engine.origin import LOCK_FILE, SINGLE
+from merganser.engine.origin import CARD, LOCK_FILE, SINGLE
 from merganser.errors import InputError, MerganserError, first_line, require
 from merganser.origin.lock_file import read_lock
 from merganser.origin.verification import verify
@@ -79,7 +79,7 @@ def push(
     if check and (problems := verify(place).problems):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise InputError(f"{place} differs from its lock file: {problems[0]}{more}; nothing was uploaded")
-    names = sorted({*lock.outputs, *lock.files, LOCK_FILE, "README.md"})
+    names = sorted({*lock.outputs, *lock.files, LOCK_FILE, CARD})
     files = {name: (place / name).stat().st_size for name in names if (place / name).is_file()}
     if dry_run:
         return Upload(repository, files)
