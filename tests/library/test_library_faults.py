@@ -120,10 +120,19 @@ def test_input_is_checked_first(models, tmp_path):
 def test_one_process_at_a_time_changes_a_library(models, tmp_path):
     library = Library.build(models["base"], {"math": models["math"]}, tmp_path / "lib")
     with locked(library.path):
-        with pytest.raises(InputError, match="another process is changing this library"):
+        with pytest.raises(InputError, match="another process is writing there"):
             library.add("code", models["code"])
-        with pytest.raises(InputError, match="another process is changing this library"):
+        with pytest.raises(InputError, match="another process is writing there"):
             library.remove("math")
+    assert library.add("code", models["code"]).experts == ("math", "code")
+
+
+def test_a_library_can_change_where_the_file_system_has_no_locks(models, tmp_path, monkeypatch):
+    def refuse(handle, how):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    library = Library.build(models["base"], {"math": models["math"]}, tmp_path / "lib")
     assert library.add("code", models["code"]).experts == ("math", "code")
 
 

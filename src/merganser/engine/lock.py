@@ -1,7 +1,8 @@
 """A lock on an output directory, held by one process at a time.
 
 The lock is a file beside the directory, so that it is independent of the directory's content. It exists while a process
-works and is removed at the end; a killed process leaves an empty file, which the next one takes over.
+works and is removed at the end; a killed process leaves an empty file, which the next one takes over. A directory that
+stays, such as a library, may have a file of its own for it instead, which also stays.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errn
 
 
 class Lock:
-    """A lock on `out`, acquired on construction.
+    """A lock on `out`, acquired on construction; in `file`, which stays, or else in one beside `out`.
 
     If the file system has no locks, a second file names the process and machine that hold it.
     """
 
-    def __init__(self, out: Path, disk: Disk) -> None:
-        self.path = out.with_name(f".{out.name}.lock")
-        self._owner = out.with_name(f".{out.name}.owner")
+    def __init__(self, out: Path, disk: Disk, file: Path | None = None) -> None:
+        self.path = file or out.with_name(f".{out.name}.lock")
+        self._stays = file is not None
+        self._owner = self.path.with_suffix(".owner")
         self._out = out
         self._claimed = False
         disk.before("lock", self.path)
@@ -35,7 +37,8 @@ class Lock:
     def release(self) -> None:
         """Release the lock. The file is removed first, so that a process that opened it meanwhile finds it gone."""
         if self._handle is not None:
-            self.path.unlink(missing_ok=True)
+            if not self._stays:
+                self.path.unlink(missing_ok=True)
             if self._claimed:
                 self._owner.unlink(missing_ok=True)
             self.leave()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +12,8 @@ from typing import Any
 
 from merganser import strict_json
 from merganser.confine import confine
+from merganser.engine.disk import Disk
+from merganser.engine.lock import Lock
 from merganser.errors import CheckpointError, InputError, MerganserError
 from merganser.library.codes.catalogue import CHOICES, TensorChoice
 from merganser.library.ranks import KINDS, RankPolicy
@@ -42,16 +42,11 @@ def check_name(name: str) -> None:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock the library against changes by others. The lock ends with its process; the file stays."""
+    """Lock the library against changes by others."""
     try:
-        handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        lock = Lock(directory, Disk(), directory / LOCK)
     except OSError as error:
         raise InputError(f"{directory}: cannot be changed: {error.strerror}") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise InputError(f"{directory}: another process is changing this library; try again when it is done") from None
     try:
         yield
     except OSError as error:
@@ -59,7 +54,7 @@ def locked(directory: Path) -> Iterator[None]:
             f"{directory}: could not be written: {error}; finished parts are kept; run the same again to continue"
         ) from error
     finally:
-        os.close(handle)
+        lock.release()
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

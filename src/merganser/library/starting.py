@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from merganser.checkpoints.base import Checkpoint
-from merganser.checkpoints.dtypes import name_of
+from merganser.checkpoints.dtypes import Element
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.directories import check_writable
 from merganser.errors import InputError
@@ -26,7 +26,8 @@ def interrupted(directory: Path, wanted: Manifest) -> Manifest | None:
     if FILE not in present:
         begun = {"experts", LOCK}  # left by a build that was interrupted before its manifest
         if begun <= present:
-            begun |= {"base", "base.partial", ".base.lock", f"{FILE}.partial", SHARED_FILE, f"{SHARED_FILE}.partial"}
+            begun |= {f"{LOCK}.owner", "base", "base.partial", ".base.lock", SHARED_FILE}
+            begun |= {f"{FILE}.partial", f"{SHARED_FILE}.partial"}
         if present - begun or ("experts" in present and any((directory / "experts").iterdir())):
             raise InputError(f"{directory}: exists and is not an expert library; choose another path")
         return None
@@ -75,5 +76,5 @@ def sources(manifest: Manifest) -> dict[str, str]:
 
 
 def factor_dtype(base: Checkpoint) -> str:
-    name = name_of(main_dtype(base))
+    name = Element.of(main_dtype(base)).name
     return name if name in FACTOR_DTYPES else "float32"
