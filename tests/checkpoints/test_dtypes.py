@@ -4,14 +4,14 @@ import pytest
 import torch
 
 import merganser as mg
-from merganser.checkpoints.dtypes import FLOATS, Element, dtype_of, name_of
+from merganser.checkpoints.dtypes import FLOATS, Element, dtype_of
 from merganser.errors import CheckpointError, InputError
 
 
 @pytest.mark.parametrize("name", FLOATS)
 def test_names_and_dtypes_mean_the_same(name: str) -> None:
     assert dtype_of(name) is dtype_of(f"torch.{name}") is dtype_of(getattr(torch, name))
-    assert name_of(dtype_of(name)) == name
+    assert Element.of(dtype_of(name)).name == name
 
 
 def test_short_names_and_what_else_is_known() -> None:
@@ -60,6 +60,6 @@ TORCH = [value for value in vars(torch).values() if isinstance(value, torch.dtyp
 def test_elements_know_what_torch_knows(dtype: torch.dtype) -> None:
     element = Element.of(dtype)
     assert element.dtype is dtype
-    assert element is Element.of(name_of(dtype))
+    assert element is Element.of(str(dtype))
     for fact in ("itemsize", "is_floating_point", "is_complex"):
         assert getattr(element, fact) == getattr(dtype, fact)

@@ -38,8 +38,7 @@ class Element:
         """Return the element of a dtype, given as one of torch's or by its name."""
         if isinstance(dtype, Element):
             return dtype
-        name = str(dtype).removeprefix("torch.")
-        name = ALIASES.get(name, name)
+        name = _full_name(dtype)
         if name not in _KNOWN:
             found = getattr(torch, name, None)
             if not isinstance(found, torch.dtype):
@@ -57,6 +56,11 @@ class Element:
 
     def __str__(self) -> str:
         return self.name
+
+
+def _full_name(dtype: torch.dtype | str) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return ALIASES.get(name, name)
 
 
 #: Dtypes of safetensors files; torch knows the others.
@@ -83,12 +87,7 @@ def dtype_name(given: str | torch.dtype, known: Iterable[str] = FLOATS, what: st
     """Return the name of a dtype given by name or as such, if it is among those `known` for `what`."""
     if not isinstance(given, str) and not isinstance(given, torch.dtype):
         raise InputError(f"dtype: expected a name such as 'bfloat16' or a torch.dtype, got {given!r}")
-    name = str(given).removeprefix("torch.")
-    name = ALIASES.get(name, name)
+    name = _full_name(given)
     if name not in known:
         raise InputError(f"{name!r} is not a dtype of {what}{did_you_mean(name, known)}")
     return name
-
-
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from merganser.checkpoints.dtypes import name_of
+from merganser.checkpoints.dtypes import Element
 from merganser.errors import InputError
 from merganser.lazy import torch
 
@@ -63,15 +63,16 @@ def check_result(tensor: Tensor, narrow: Tensor, name: str, method: str | None) 
         return
     if method is not None and not tensor.isfinite().all():
         raise InputError(
-            f"{name!r}: the weights are too large for {method!r}, whose computation in {name_of(tensor.dtype)} "
+            f"{name!r}: the weights are too large for {method!r}, whose computation in {Element.of(tensor.dtype)} "
             "overflows; use a sound checkpoint, or allow it (allow_nan=True)"
         )
     if torch.finfo(tensor.dtype).max <= torch.finfo(narrow.dtype).max:
         return
+    kind = Element.of(narrow.dtype)
     if lost := int((tensor.isfinite() & (tensor.abs() >= _limit(narrow.dtype))).sum()):
         raise InputError(
-            f"{name!r}: {lost} values do not fit {name_of(narrow.dtype)}; choose an output dtype with a larger range, "
-            f"such as {name_of(tensor.dtype)}"
+            f"{name!r}: {lost} values do not fit {kind}; choose an output dtype with a larger range, "
+            f"such as {Element.of(tensor.dtype)}"
         )
 
 
