@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,10 +52,12 @@ def digest_sampled(data: mmap.mmap, entries: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def digest_file(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    digest, buffer = hashlib.sha256(), bytearray(_CHUNK)
+def digest_file(path: Path, algorithm: str = "sha256") -> str:
+    """Return the digest of a file, in hexadecimal."""
+    digest, buffer = DIGESTS[algorithm](), bytearray(_CHUNK)
     with path.open("rb") as file:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         while count := file.readinto(buffer):
             digest.update(memoryview(buffer)[:count])
-    return digest.hexdigest()
+    return str(digest.hexdigest())

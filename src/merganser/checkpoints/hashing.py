@@ -6,16 +6,13 @@ have changed.
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 from pathlib import Path
 
 import xxhash
 
 from merganser.checkpoints.base import Checkpoint
-from merganser.checkpoints.digests import digest_tensor
-
-_CHUNK = 1 << 20
+from merganser.checkpoints.digests import digest_file, digest_tensor
 
 
 def content_hash(checkpoint: Checkpoint) -> str:
@@ -37,20 +34,14 @@ def content_hash(checkpoint: Checkpoint) -> str:
     files = checkpoint.files()
     for file in files:
         state = file.stat()
-        digest.update(_file_hash(file.resolve(), state.st_size, state.st_mtime_ns, state.st_ino))
+        found = _file_hash(file.resolve(), (state.st_size, state.st_mtime_ns, state.st_ino))
+        digest.update(bytes.fromhex(found))
     for name in () if files else checkpoint.names():
         digest.update(f"{name}\n{digest_tensor(checkpoint.read(name), 'xxh3_128')}".encode())
     return digest.hexdigest()
 
 
 @lru_cache(maxsize=4096)
-def _file_hash(path: Path, size: int, written: int, inode: int) -> bytes:
-    """Return the hash of a file; size, time and inode invalidate the cache when it changes."""
-    digest = xxhash.xxh3_128()
-    buffer = bytearray(_CHUNK)
-    with path.open("rb") as file:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        while count := file.readinto(buffer):
-            digest.update(memoryview(buffer)[:count])
-    return digest.digest()
+def _file_hash(path: Path, stamp: tuple[int, int, int]) -> str:
+    """Return the hash of a file; `stamp` invalidates the cache when it changes."""
+    return digest_file(path, "xxh3_128")

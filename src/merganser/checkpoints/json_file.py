@@ -15,16 +15,21 @@ def read_config(directory: Path | None, name: str = "config.json") -> dict[str, 
     return read_object(file) if file is not None and file.is_file() else {}
 
 
-def read_object(file: Path, *, finite: bool = False) -> dict[str, Any]:
-    """Return the JSON object in a file, or raise an error that names it. Configs may contain infinities, as
+def read_value(file: Path, *, finite: bool = False) -> Any:
+    """Return the JSON value in a file, or raise an error that names it. Configs may contain infinities, as
     transformers writes them.
     """
     try:
-        data = read_json(file, finite=finite)
+        return read_json(file, finite=finite)
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise CheckpointError(f"{file}: not valid JSON: {error}") from None
+
+
+def read_object(file: Path, *, finite: bool = False) -> dict[str, Any]:
+    """Return the JSON object in a file, as `read_value`."""
+    data = read_value(file, finite=finite)
     if not isinstance(data, dict):
         raise CheckpointError(f"{file}: expected a JSON object")
     return data

@@ -8,6 +8,7 @@ import math
 import mmap
 import os
 import warnings
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +154,17 @@ class StoredTensors(Checkpoint):
     def spec(self, name: str) -> TensorSpec:
         return self._find(name).spec
 
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        entry = self._find(name)
+        note_read(self, self._aliases.get(name, name))
+        if entry.start == entry.stop:
+            return select_rows(torch.empty(entry.spec.shape, dtype=entry.spec.dtype, device="cpu"), rows)
+        return select_rows(self._read(entry).view(entry.spec.dtype).view(entry.spec.shape), rows)
+
+    @abstractmethod
+    def _read(self, entry: Extent) -> Tensor:
+        """Return the bytes of a tensor that is not empty."""
+
     def aliases(self) -> Mapping[str, str]:
         """Return the tied names that `safetensors.torch.save_model` left out and noted in the metadata."""
         return self._aliases
@@ -189,16 +201,10 @@ class SafetensorsFile(StoredTensors):
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
             return torch.frombuffer(self._map, dtype=torch.uint8)
 
-    def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        entry = self._find(name)
-        note_read(self, self._aliases.get(name, name))
-        if entry.start == entry.stop:
-            return select_rows(torch.empty(entry.spec.shape, dtype=entry.spec.dtype, device="cpu"), rows)
+    def _read(self, entry: Extent) -> Tensor:
         self._check_size(entry)
         raw = self._bytes[entry.start : entry.stop]
-        if entry.start % entry.spec.element.itemsize:
-            raw = raw.clone()  # the format promises no alignment
-        return select_rows(raw.view(entry.spec.dtype).view(entry.spec.shape), rows)
+        return raw.clone() if entry.start % entry.spec.element.itemsize else raw  # the format promises no alignment
 
     def digest(self, name: str, algorithm: str) -> str:
         return digest_bytes(self.read_bytes(name), algorithm)

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from merganser.checkpoints.json_file import read_config, read_object
+from merganser.checkpoints.json_file import read_config, read_object, read_value
 from merganser.confine import confine
 from merganser.errors import CheckpointError
-from merganser.strict_json import read_json
 
 #: Lists the modules of a sentence-transformers model; each may have a folder with its own weights.
 MODULES = "modules.json"
@@ -39,12 +38,7 @@ def module_weights(directory: Path) -> dict[str, Path]:
     file = directory / MODULES
     if not file.is_file():
         return {}
-    try:
-        modules = read_json(file, finite=True)
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise CheckpointError(f"{file}: not valid JSON: {error}") from None
+    modules = read_value(file, finite=True)
     if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
         raise CheckpointError(f"{file}: expected a list of modules")
     found: dict[str, Path] = {}

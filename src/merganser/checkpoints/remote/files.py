@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -43,7 +45,7 @@ def open_file(url: str) -> RemoteFile:
         CheckpointError: If it cannot be read by ranges.
     """
     check_url(url)
-    return HttpFile(url) if _is_http(url) else StoreFile(url)
+    return HttpFile(url) if is_http(url) else StoreFile(url)
 
 
 def fetch(url: str, limit: int) -> bytes:
@@ -54,7 +56,7 @@ def fetch(url: str, limit: int) -> bytes:
         CheckpointError: If it cannot be read, or has more than `limit` bytes.
     """
     check_url(url)
-    if _is_http(url):
+    if is_http(url):
         return retry(lambda: _get(url, limit), url, opening=True)
     file = StoreFile(url)
     _check_limit(url, file.size, limit)
@@ -73,7 +75,8 @@ def check_url(url: str) -> None:
         raise CheckpointError(f"{url}: give the path itself, without file://")
 
 
-def _is_http(url: str) -> bool:
+def is_http(url: str) -> bool:
+    """Return whether an address is read over HTTP, not through fsspec."""
     return url.startswith(("https://", "http://"))
 
 
@@ -86,7 +89,7 @@ class HttpFile:
 
     def _look(self) -> tuple[int, str, bytes]:
         found = bytearray()
-        with _stream(self.url, 0, FIRST) as response:
+        with _stream(self.url, (0, FIRST)) as response:
             if response.status_code == 200:
                 raise CheckpointError(
                     f"{self.url}: the server does not support range requests, so the file cannot be read in "
@@ -107,16 +110,13 @@ class HttpFile:
         found = bytearray()
 
         def more() -> None:
-            with _stream(self.url, start + len(found), stop) as response:
+            with _stream(self.url, (start + len(found), stop)) as response:
                 self._check_same(response, start + len(found))
                 _collect(response, found, stop - start)
 
         while len(found) < stop - start:  # progress resets the number of tries
-            before = len(found)
-            try:
+            with suppress(_Progress):
                 retry(more, self.url)
-            except _Progress:
-                assert len(found) > before
         return bytes(found)
 
     def check(self) -> None:
@@ -127,10 +127,7 @@ class HttpFile:
             raise CheckpointError(f"{self.url}: the server says {response.status_code} {response.reason_phrase}")
         same = response.status_code == 206 and _version(response) == self.version
         if not same or _total(response, self.url) != self.size:
-            raise CheckpointError(
-                f"{self.url}: changed while it was read; the result was discarded: merge again once it no longer "
-                "changes"
-            )
+            raise _changed(self.url)
         if not response.headers["content-range"].startswith(f"bytes {start}-"):
             raise CheckpointError(f"{self.url}: the server sent another range than requested")
 
@@ -160,7 +157,7 @@ def _get(url: str, limit: int) -> bytes:
     import httpx
 
     found = bytearray()
-    with _stream(url, None, None) as response:
+    with _stream(url) as response:
         if response.status_code != 200:
             raise CheckpointError(f"{url}: the server says {response.status_code} {response.reason_phrase}")
         length = int(response.headers.get("content-length", "0") or 0)
@@ -181,46 +178,42 @@ def _check_limit(url: str, size: int, limit: int) -> None:
         raise CheckpointError(f"{url}: {size:,} bytes, more than the limit of {limit:,} for a file beside the weights")
 
 
-class _stream:
-    """A server's response before its body is read; temporary failures are `TransientError`."""
+@contextmanager
+def _stream(url: str, span: tuple[int, int] | None = None) -> Iterator[Any]:
+    """Open a server's response, to these bytes or all, before its body is read; temporary failures are
+    `TransientError`.
+    """
+    import httpx
 
-    def __init__(self, url: str, start: int | None, stop: int | None) -> None:
-        self._url = url
-        headers = {"Accept-Encoding": "identity"} if start is not None else {}
-        if start is not None and stop is not None:
-            headers["Range"] = f"bytes={start}-{stop - 1}"
-        self._stream = _client(os.getpid()).stream("GET", url, headers=headers)
-
-    def __enter__(self) -> Any:
-        import httpx
-
+    headers = {"Accept-Encoding": "identity", "Range": f"bytes={span[0]}-{span[1] - 1}"} if span else {}
+    with ExitStack() as opened:
         try:
-            response = self._stream.__enter__()
+            response = opened.enter_context(_client(os.getpid()).stream("GET", url, headers=headers))
         except httpx.TransportError as error:
             raise TransientError(f"no connection ({type(error).__name__})") from error
         except (httpx.InvalidURL, httpx.TooManyRedirects) as error:
-            raise CheckpointError(f"{self._url}: {error}") from None
-        try:
-            self._judge(response)
-        except BaseException:
-            self._stream.__exit__(None, None, None)
-            raise
-        return response
+            raise CheckpointError(f"{url}: {error}") from None
+        _judge(response, url)
+        yield response
 
-    def _judge(self, response: Any) -> None:
-        if self._url.startswith("https") and response.url.scheme != "https":
-            raise CheckpointError(f"{self._url}: redirects to an unencrypted address, which is not followed")
-        status = response.status_code
-        if status in (404, 410):
-            raise FileNotFoundError(self._url)
-        if status in (401, 403):
-            raise CheckpointError(f"{self._url}: the server says {status}: reading it needs other credentials")
-        if status in _BUSY:
-            asked = response.headers.get("retry-after", "")
-            raise TransientError(f"the server says {status}", float(asked) if asked.isdigit() else 0.0)
 
-    def __exit__(self, *error: Any) -> None:
-        self._stream.__exit__(*error)
+def _judge(response: Any, url: str) -> None:
+    if url.startswith("https") and response.url.scheme != "https":
+        raise CheckpointError(f"{url}: redirects to an unencrypted address, which is not followed")
+    status = response.status_code
+    if status in (404, 410):
+        raise FileNotFoundError(url)
+    if status in (401, 403):
+        raise CheckpointError(f"{url}: the server says {status}: reading it needs other credentials")
+    if status in _BUSY:
+        asked = response.headers.get("retry-after", "")
+        raise TransientError(f"the server says {status}", float(asked) if asked.isdigit() else 0.0)
+
+
+def _changed(url: str) -> CheckpointError:
+    return CheckpointError(
+        f"{url}: changed while it was read; the result was discarded: merge again once it no longer changes"
+    )
 
 
 def _total(response: Any, url: str) -> int:
@@ -279,10 +272,7 @@ class StoreFile:
             except FileNotFoundError:
                 now = None
         if now != (self.size, self.version):
-            raise CheckpointError(
-                f"{self.url}: changed while it was read; the result was discarded: merge again once it no longer "
-                "changes"
-            )
+            raise _changed(self.url)
 
 
 def open_store(url: str) -> tuple[Any, str]:

@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.directory import Directory, weight_files
-from merganser.checkpoints.remote.files import PARALLEL, check_url, fetch, open_file, open_store
+from merganser.checkpoints.kinds import is_adapter
+from merganser.checkpoints.remote.files import PARALLEL, check_url, fetch, is_http, open_file, open_store
 from merganser.checkpoints.remote.tensors import RemoteSafetensors
 from merganser.confine import confine
 from merganser.errors import CheckpointError, first_line
@@ -90,7 +91,7 @@ def _open_weights(url: str, place: Path) -> Checkpoint:
 def fetch_adapter(url: str) -> Path:
     """Download an adapter, which is small, to a directory that is removed when the process ends."""
     place = fetch_small_files(url.rstrip("/"))
-    if (place / "adapter_config.json").is_file() and not (place / _ADAPTER).is_file():
+    if is_adapter(place) and not (place / _ADAPTER).is_file():
         try:
             (place / _ADAPTER).write_bytes(fetch(_join(url.rstrip("/"), _ADAPTER), _LARGEST_ADAPTER))
         except FileNotFoundError:
@@ -99,7 +100,7 @@ def fetch_adapter(url: str) -> Path:
 
 
 def _join(home: str, name: str) -> str:
-    return f"{home}/{quote(name) if home.startswith('http') else name}"
+    return f"{home}/{quote(name) if is_http(home) else name}"
 
 
 _kept: list[tempfile.TemporaryDirectory[str]] = []
@@ -126,7 +127,7 @@ def fetch_small_files(home: str) -> Path:
 
 
 def _names_at(home: str) -> Iterable[str]:
-    if home.startswith(("https://", "http://")):
+    if is_http(home):
         return _NAMES
     store, path = open_store(home)
     try:

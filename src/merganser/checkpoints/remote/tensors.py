@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from merganser.checkpoints.base import Rows, select_rows
+from merganser.checkpoints.base import Rows
 from merganser.checkpoints.digests import digest_bytes
-from merganser.checkpoints.reads import note_read
 from merganser.checkpoints.remote.files import FIRST, RemoteFile
 from merganser.checkpoints.remote.read_ahead import read_ahead
 from merganser.checkpoints.safetensors_file import MAX_HEADER, Extent, StoredTensors, parse_header
@@ -29,13 +28,8 @@ class RemoteSafetensors(StoredTensors):
         self.directory = directory
         super().__init__(*_read_header(file))
 
-    def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        entry = self._find(name)
-        note_read(self, self._aliases.get(name, name))
-        if entry.start == entry.stop:
-            return select_rows(torch.empty(entry.spec.shape, dtype=entry.spec.dtype, device="cpu"), rows)
-        raw = torch.frombuffer(read_ahead().read(self.file, entry.start, entry.stop), dtype=torch.uint8)
-        return select_rows(raw.view(entry.spec.dtype).view(entry.spec.shape), rows)
+    def _read(self, entry: Extent) -> Tensor:
+        return torch.frombuffer(read_ahead().read(self.file, entry.start, entry.stop), dtype=torch.uint8)
 
     def peek(self, name: str, first: int, count: int) -> bytes:
         entry = self._find(name)
