@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from merganser.align.state import Model, State, average, shares_of, state_of
 from merganser.errors import InputError
 from merganser.modules.batches import Inputs
-from merganser.modules.moments import CONVOLUTIONS, Moments, channel_rows, channels_second, evaluating, hooked, run
+from merganser.modules.convolutions import CONVOLUTIONS
+from merganser.modules.moments import Moments, channel_rows, channels_second, evaluating, hooked, run
 
 REPAIRABLE = (nn.Linear, *CONVOLUTIONS, nn.LayerNorm, nn.GroupNorm)
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm

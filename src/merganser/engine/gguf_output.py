@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, select_rows
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows, views
 from merganser.checkpoints.gguf_file import GGUFFile
 from merganser.checkpoints.gguf_model import GGUFModel
 from merganser.checkpoints.sidecars import GGUFLayout
@@ -144,7 +144,8 @@ def in_gguf(merge: Merge, form: str) -> Merge:
     Raises:
         InputError: If no model of the merge is a GGUF file of a known architecture, or the result does not fit it.
     """
-    model = next((found for source in merge.sources if (found := _gguf_model(source)) is not None), None)
+    seen = (view for source in merge.sources for view in views(source))
+    model = next((view for view in seen if isinstance(view, GGUFModel)), None)
     if model is None:
         raise InputError(
             f"output.quantize: {form} writes a GGUF file, which needs the settings and tokenizer of a GGUF "
@@ -171,14 +172,6 @@ def in_gguf(merge: Merge, form: str) -> Merge:
     note = f"{kinds or 'no matrix is quantised'}, with the settings of {model.label}"
     whole = replace(merge.plan, aliases={})
     return quantised_merge(Merge(whole, merge.sources), view, made, told, note)
-
-
-def _gguf_model(checkpoint: Checkpoint) -> GGUFModel | None:
-    while isinstance(checkpoint, View):
-        if isinstance(checkpoint, GGUFModel):
-            return checkpoint
-        checkpoint = checkpoint.source
-    return None
 
 
 def gguf_header(layout: GGUFLayout, fingerprint: str) -> tuple[bytes, dict[str, int], int]:

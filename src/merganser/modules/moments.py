@@ -13,10 +13,10 @@ from torch.utils.hooks import RemovableHandle
 
 from merganser.errors import InputError
 from merganser.modules.batches import Inputs, forward, several
+from merganser.modules.convolutions import CONVOLUTIONS
 
 Hook = Callable[[Tensor], Tensor | None]
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 CHANNELS_SECOND = (*CONVOLUTIONS, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
 CHANNELS_LAST = (nn.Linear, nn.LayerNorm)
 

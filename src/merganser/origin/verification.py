@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from merganser.checkpoints.digests import digest_bytes, digest_file
+from merganser.checkpoints.kinds import TORCH_SUFFIXES
 from merganser.checkpoints.weight_files import WeightFile, open_weights, read_header, stored_name
 from merganser.confine import confine
 from merganser.engine.origin import CARD, LOCK_FILE, SINGLE, lock_path
@@ -145,7 +146,7 @@ def _unknown(place: Path, lock: LockFile) -> Iterator[str]:
 
 
 def _is_weights(name: str) -> bool:
-    return name.endswith((".safetensors", ".bin", ".pt", ".pth", ".gguf"))
+    return name.endswith((*SINGLE, *TORCH_SUFFIXES))
 
 
 def _short(digest: str) -> str:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from merganser.checkpoints.cards import recipe_text
 from merganser.checkpoints.dtypes import dtype_name
 from merganser.errors import CheckpointError, InputError, RecipeError
-from merganser.plain import to_yaml
 from merganser.recipes.quantisation import check_quantisation
 from merganser.recipes.settings import Setting
 from merganser.units import parse_size
@@ -194,7 +194,7 @@ class Recipe:
     @property
     def text(self) -> str:
         """Return the recipe as YAML: the text it was read from, or its document."""
-        return self.written if isinstance(self.written, str) else to_yaml(self.written)
+        return recipe_text(self.written)
 
     def with_options(
         self,
