@@ -72,6 +72,16 @@ def test_methods_take_only_their_own_parameters(recipe):
     assert len({v.fingerprint() for v in found}) == 3
 
 
+def test_recipes_of_mergekit_are_varied_in_their_own_words(recipe):
+    models = [{"model": name, "parameters": {"weight": 1.0}} for name in ("a", "b")]
+    recipe.write_text(yaml.safe_dump({"merge_method": "ties", "base_model": "base", "models": models}))
+    found = variants(recipe, {"lambda": [0.5, 1.0], "method": ["ties", "task_arithmetic"]})
+    assert {v.document["merge_method"] for v in found} == {"ties", "task_arithmetic"}
+    assert len({v.fingerprint() for v in found}) == 4
+    with pytest.raises(InputError, match="no method of this sweep has a parameter 'scale'"):
+        variants(recipe, {"scale": [0.5, 1.0]})  # mergekit ignores it, so the variants would be one
+
+
 def test_halving_spends_less_on_the_worse(recipe):
     asked = []
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from merganser.errors import RecipeError, reading
+from merganser.methods.registry import aliases, lookup, parameters
 from merganser.recipes import documents, expressions, mergekit, native
 from merganser.recipes.mergekit import Translation
+from merganser.recipes.mergekit_parameters import acting
 from merganser.recipes.other_tools import refuse_other_tools
 from merganser.recipes.schema import Recipe, Written
 
@@ -191,6 +193,17 @@ def translate(data: Mapping[str, Any], stages: Mapping[str, Any], source: str = 
         document, notes = expressions.expand(data, source)
         return Translation(document, notes=list(notes))
     return Translation(dict(data))
+
+
+def method_key(document: Mapping[str, Any]) -> str:
+    """Return the key that names the method in the dialect of a document."""
+    return "merge_method" if mergekit.speaks(document) else "method"
+
+
+def acting_parameters(document: Mapping[str, Any], called: str) -> set[str]:
+    """Return the parameters of a method that have an effect in a document, as its dialect spells them."""
+    method = lookup(called)
+    return {*(acting(called, method) if mergekit.speaks(document) else {**parameters(method), **aliases(method)})}
 
 
 def _document(

@@ -29,11 +29,10 @@ from merganser.engine.source_files import SourceFiles
 from merganser.errors import InputError, did_you_mean, reading
 from merganser.evaluate.search import ScaleSearch, successive_halving
 from merganser.evaluate.tasks import Task
-from merganser.methods.registry import aliases, lookup
-from merganser.methods.registry import parameters as method_parameters
 from merganser.notebooks import Shown
 from merganser.plain import Result
 from merganser.recipes import documents
+from merganser.recipes.loading import acting_parameters, method_key
 from merganser.tuning.score_journal import ScoreJournal
 
 Over: TypeAlias = Mapping[str, Sequence[Any]]
@@ -167,7 +166,7 @@ def variants(recipe: str | os.PathLike[str] | Mapping[str, Any], over: Over) -> 
             found[key] = Variant(kept, varied, recipes.prepare(recipes.load(varied, root), opened))
     unknown = [name for name in over if all(name not in variant.values for variant in found.values())]
     if unknown:
-        known = sorted({p for v in found.values() for p in method_parameters(lookup(_method(v.document)))})
+        known = {name for each in found.values() for name in acting_parameters(each.document, _method(each.document))}
         raise InputError(f"no method of this sweep has a parameter {unknown[0]!r}{did_you_mean(unknown[0], known)}")
     return list(found.values())
 
@@ -235,7 +234,7 @@ def _read(recipe: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[dict[str,
 
 
 def _method(document: Mapping[str, Any]) -> str:
-    name = document.get("method", document.get("merge_method"))
+    name = document.get(method_key(document))
     if not isinstance(name, str):
         raise InputError("the recipe has no method whose parameters could be varied")
     return name
@@ -247,9 +246,8 @@ def _varied(
     """Return the values that this recipe uses, and the recipe with them."""
     varied = dict(document)
     if "method" in values:
-        varied["merge_method" if "merge_method" in document else "method"] = values["method"]
-    method = lookup(_method(varied))
-    known = {*method_parameters(method), *aliases(method)}
+        varied[method_key(document)] = values["method"]
+    known = acting_parameters(document, _method(varied))
     own = dict(varied.get("parameters") or {})
     if methods:
         own = {name: value for name, value in own.items() if name in known}
