@@ -1,6 +1,7 @@
 """Greedy soups and the path between base and expert."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -46,6 +47,16 @@ def test_soup_leaves_models_alone_and_rounds_once():
     json.dumps(report.to_dict(), allow_nan=False)
     with pytest.raises(InputError, match="at least one model"):
         greedy_soup({}, score=lambda state: 0.0)
+
+
+def test_a_model_without_a_score_is_never_the_soup():
+    models = {name: model(value) for name, value in (("broken", 9.0), ("a", 1.0), ("b", 2.0))}
+    scores = {9.0: math.nan, 1.0: 0.5, 2.0: 0.6, 1.5: 0.7}
+    _, report = greedy_soup(models, score=lambda state: scores.get(float(state["w"][0]), math.nan))
+    assert report.chosen == ("b", "a")
+    assert report.score == 0.7
+    with pytest.raises(InputError, match="'broken' is NaN"):
+        greedy_soup({"broken": models["broken"]}, score=lambda state: math.nan)
 
 
 def curve(points):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,7 +40,7 @@ def greedy_soup(
     """Average the models that do not lower a held-out score (greedy soup).
 
     Models are added from the best down, if the mean with it scores no less than without. Equal models keep their
-    order. The mean is computed in float32 or wider and rounded once.
+    order, and those with a score of NaN come last. The mean is computed in float32 or wider and rounded once.
 
     Args:
         models: Checkpoints, state dicts or modules, in a list or by label.
@@ -53,7 +54,8 @@ def greedy_soup(
         The weights of the soup, and a record of what was tried and chosen.
 
     Raises:
-        InputError: If the models differ in their tensors, or neither or both of `data` and `score` are given.
+        InputError: If the models differ in their tensors, no score is a number, or neither or both of `data` and
+            `score` are given.
 
     Example:
         >>> data = {"math": batches, "code": batches}
@@ -66,7 +68,9 @@ def greedy_soup(
         raise InputError("expected at least one model to average")
     _check_alike(states)
     alone = {name: float(scored(state)) for name, state in states.items()}
-    order = sorted(states, key=lambda name: -alone[name])
+    order = sorted(states, key=lambda name: (math.isnan(alone[name]), -alone[name]))
+    if math.isnan(alone[order[0]]):
+        raise InputError(f"no model has a score: that of {order[0]!r} is NaN, as all others")
     chosen, best, tried = [order[0]], alone[order[0]], {order[0]: alone[order[0]]}
     for name in order[1:]:
         tried[name] = float(scored(_mean([states[key] for key in (*chosen, name)])))
