@@ -55,7 +55,7 @@ class Inputs:
             whole = tensor.dim() == 0 or tensor.shape[0] != size
             return tensor if whole else tensor[index.to(tensor.device)]
 
-        return Inputs(_map(self.args, pick), _map(dict(self.kwargs), pick))
+        return Inputs(map_tensors(self.args, pick), map_tensors(dict(self.kwargs), pick))
 
     def run(self, module: nn.Module) -> Any:
         """Return the module's output."""
@@ -120,11 +120,12 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _map(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return nested inputs with every tensor changed."""
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, Mapping):
-        return {key: _map(value, change) for key, value in tree.items()}
+        return {key: map_tensors(value, change) for key, value in tree.items()}
     if isinstance(tree, (tuple, list)):
-        return type(tree)(_map(value, change) for value in tree)
+        return type(tree)(map_tensors(value, change) for value in tree)
     return tree

@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.errors import CheckpointError
 
 
@@ -34,15 +34,14 @@ class Statistics:
     def load(cls, path: str | os.PathLike[str], kind: str | None = None) -> Statistics:
         """Read a file written by `save`; with `kind`, refuse other kinds."""
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if "kind" not in metadata or "samples" not in metadata:
-                    raise CheckpointError(
-                        f"{path}: this file does not contain statistics (its metadata has no kind and samples)"
-                    )
-                if kind is not None and metadata["kind"] != kind:
-                    raise CheckpointError(f"{path}: statistics of kind {metadata['kind']!r}, expected {kind!r}")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
+            file = SafetensorsFile(path)
+        except (OSError, CheckpointError) as error:
             raise CheckpointError(f"{path}: cannot be read as statistics: {error}") from error
-        return cls(metadata["kind"], tensors, int(metadata["samples"]))
+        metadata = file.metadata
+        if "kind" not in metadata or not metadata.get("samples", "").isdecimal():
+            raise CheckpointError(
+                f"{path}: this file does not contain statistics (its metadata lacks kind and samples)"
+            )
+        if kind is not None and metadata["kind"] != kind:
+            raise CheckpointError(f"{path}: statistics of kind {metadata['kind']!r}, expected {kind!r}")
+        return cls(metadata["kind"], {name: file.read(name).clone() for name in file.names()}, int(metadata["samples"]))

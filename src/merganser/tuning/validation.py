@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from merganser.errors import InputError
 from merganser.modules.batches import Batch, Inputs, labelled, reusable
 from merganser.modules.functional import Head, Weights, call, evaluation_copy
+from merganser.modules.inputs import map_tensors
 
 IGNORED = -100
 """The ignored target, as in `torch.nn.CrossEntropyLoss`."""
@@ -83,7 +84,7 @@ class Validation:
         for batch, positions in by_batch.items():
             inputs, targets = self.batches[task][batch]
             rows = torch.tensor([places[chosen[position]][1] for position in positions])
-            right, wanted = self._right(weights, task, (select(inputs, rows, len(targets)), targets[rows]))
+            right, wanted = self._right(weights, task, (_select(inputs, rows, len(targets)), targets[rows]))
             shares = right.reshape(len(rows), -1).sum(1) / wanted.reshape(len(rows), -1).sum(1)
             for position, share in zip(positions, shares.tolist(), strict=True):
                 found[position] = share
@@ -119,12 +120,7 @@ class Validation:
         return (predicted == targets) & wanted, wanted
 
 
-def select(inputs: Inputs, rows: Tensor, count: int) -> Inputs:
+def _select(inputs: Inputs, rows: Tensor, count: int) -> Inputs:
     """Return some samples of a batch of `count`; tensors of another length are shared by all samples."""
-    if isinstance(inputs, Tensor):
-        return inputs[rows] if inputs.dim() and len(inputs) == count else inputs
-    if isinstance(inputs, Mapping):
-        return {
-            name: select(value, rows, count) if isinstance(value, Tensor) else value for name, value in inputs.items()
-        }
-    return tuple(select(value, rows, count) if isinstance(value, Tensor) else value for value in inputs)
+    found: Inputs = map_tensors(inputs, lambda each: each[rows] if each.dim() and len(each) == count else each)
+    return found
