@@ -14,8 +14,9 @@ import merganser as mg
 from merganser.checkpoints.differences import Stored
 from merganser.checkpoints.memory import StateDict
 from merganser.errors import CheckpointError, InputError, MerganserError
+from merganser.library.codes.coding import flat
 from merganser.library.library import Library
-from merganser.library.mask_bits import Packed, flat, unpack
+from merganser.library.mask_bits import Packed, unpack
 from merganser.library.masks import MaskLibrary
 
 SHAPES = {"a.weight": (48, 33), "cube": (3, 5, 7), "norm": (33,), "one": (), "none": (0, 4)}

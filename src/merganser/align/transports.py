@@ -18,7 +18,8 @@ from merganser.align.state import Model, State, states_of
 from merganser.align.symmetries import Symmetry
 from merganser.checkpoints.base import Checkpoint, Rows, select_rows
 from merganser.checkpoints.cards import Lineage
-from merganser.checkpoints.differences import Difference, Kept, Vector
+from merganser.checkpoints.differences import Difference, Vector
+from merganser.checkpoints.recent import Recent
 from merganser.engine.task_vector import Applied
 from merganser.errors import InputError
 from merganser.evaluate.search import scale_search
@@ -146,7 +147,7 @@ class MovedVector(Vector):
         known = {name: vector.spec(name) for name in vector.names()}
         super().__init__(known, f"{vector.label}, matched", (vector,))
         self.symmetry, self.permutations = symmetry, permutations
-        self._whole: Kept[Tensor] = Kept(2)
+        self._whole: Recent[Tensor] = Recent(2)
 
     def compute(self, name: str, rows: Rows | None) -> Tensor:
         return select_rows(self._whole.get(name, lambda: self._move(name)), rows).clone()

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +20,7 @@ from torch import Tensor
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, is_integer
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.quantised import refuse_quantised
+from merganser.checkpoints.recent import Recent
 from merganser.errors import CheckpointError, InputError, did_you_mean
 from merganser.kernels.selection import Cutoff, chosen, largest
 from merganser.kernels.spectra import Factors, top_svd
@@ -219,7 +218,7 @@ class Largest(Vector):
         label = f"largest {density:g} of {vector.label} by {by.label}"
         super().__init__({n: vector.spec(n) for n in vector.names()}, label, (vector, by), [density])
         self.vector, self.by, self.density = vector, by, density
-        self._cutoffs: Kept[Cutoff] = Kept(1 << 20)
+        self._cutoffs: Recent[Cutoff] = Recent()
 
     def compute(self, name: str, rows: Rows | None) -> Tensor:
         cutoff = self._cutoffs.get(name, lambda: self._cutoff(name))
@@ -249,7 +248,7 @@ class TruncatedVector(Vector):
         label = f"{vector.label} at rank {rank:g}"
         super().__init__({n: vector.spec(n) for n in vector.names()}, label, (vector,), [rank])
         self.vector, self.rank = vector, rank
-        self._factors: Kept[Factors] = Kept(_KEPT)
+        self._factors: Recent[Factors] = Recent(_KEPT)
 
     def compute(self, name: str, rows: Rows | None) -> Tensor:
         spec = self._specs[name]
@@ -263,23 +262,6 @@ class TruncatedVector(Vector):
         matrix = self.vector.read(name).flatten(1)
         n = min(matrix.shape)
         return top_svd(matrix, min(n, int(self.rank) if self.rank >= 1 else max(1, math.ceil(self.rank * n))))
-
-
-class Kept(Generic[T]):
-    """A cache of the last few results by name, each computed once for all threads."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._lock = threading.RLock()
-        self._held: OrderedDict[str, T] = OrderedDict()
-
-    def get(self, name: str, make: Callable[[], T]) -> T:
-        with self._lock:
-            if name not in self._held:
-                self._held[name] = make()
-                if len(self._held) > self._size:
-                    self._held.popitem(last=False)
-            return self._held[name]
 
 
 class _Scores:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.gguf_config import model_config
 from merganser.checkpoints.quantised import refuse_quantised
 from merganser.checkpoints.reads import noting_reads
+from merganser.checkpoints.recent import Recent
 from merganser.checkpoints.row_runs import gather
 from merganser.errors import CheckpointError
 from merganser.lazy import np, torch
@@ -108,8 +108,7 @@ class MatchedExperts(View):
                     f"{name!r} is {reference.spec(name)} in {reference.label} and {found} in {source.label}: experts "
                     "can be matched only if both have the same number of them, of the same sizes"
                 )
-        self._orders: dict[str, Index] = {}
-        self._lock = threading.RLock()
+        self._orders: Recent[Index] = Recent()
 
     @property
     def orders(self) -> dict[str, Index]:
@@ -117,13 +116,13 @@ class MatchedExperts(View):
         return {name: self._order(layer) for name, layer in self.layers.items()}
 
     def _order(self, layer: ExpertLayer) -> Index:
+        return self._orders.get(layer.name, lambda: self._find_order(layer))
+
+    def _find_order(self, layer: ExpertLayer) -> Index:
         from merganser.kernels.linear_assignment import assign
 
-        with self._lock:
-            if layer.name not in self._orders:
-                with noting_reads({}):  # which expert goes where is no part of the tensor that is being read
-                    self._orders[layer.name] = assign(_agreement(self.reference, self.source, layer))
-            return self._orders[layer.name]
+        with noting_reads({}):  # which expert goes where is no part of the tensor that is being read
+            return assign(_agreement(self.reference, self.source, layer))
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         name = self.aliases().get(name, name)

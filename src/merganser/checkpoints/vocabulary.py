@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
+from merganser.checkpoints.recent import Recent
 from merganser.checkpoints.row_fits import HELD, fit_sparse, mean_row
 from merganser.checkpoints.row_runs import RowRun, Terms, gather
 from merganser.kernels.pursuit import BATCH
@@ -117,9 +117,8 @@ class Remapped(View):
             _ranges(starts, [i for i, run in enumerate(remap.runs) if run.sources == kind]) for kind in (None, "fit")
         )
         self._identity = hashlib.sha256(json.dumps(remap.to_dict(), sort_keys=True).encode()).hexdigest()
-        self._means: dict[str, Tensor] = {}
-        self._fitted: dict[str, _Fitted] = {}
-        self._lock = threading.Lock()
+        self._means: Recent[Tensor] = Recent()
+        self._fitted: Recent[_Fitted] = Recent()
 
     def spec(self, name: str) -> TensorSpec:
         spec = self.source.spec(name)
@@ -138,7 +137,7 @@ class Remapped(View):
         self._add(made, stored, self._terms.within(first, last), self._tensors[stored], self._models)
         missing = self._mean_rows
         if self._fit is not None and stored in self._fit.tensors and len(self._fit_rows):
-            fitted = self._fitted_rows(stored)
+            fitted = self._fitted.get(stored, lambda: self._find_fit(stored))
             self._add(made, stored, fitted.terms.within(first, last), (stored,), (self.source,))
             if fitted.shares is not None and fitted.mean is not None:
                 here = (self._fit_rows >= first) & (self._fit_rows < last)
@@ -148,7 +147,7 @@ class Remapped(View):
             missing = np.union1d(missing, self._fit_rows)
         alike = missing[(missing >= first) & (missing < last)] - first
         if len(alike):
-            made[torch.from_numpy(alike)] = self._mean(stored, spec)
+            made[torch.from_numpy(alike)] = self._means.get(stored, lambda: self._mean(stored, spec))
         return made
 
     def fingerprint(self) -> str:
@@ -195,14 +194,8 @@ class Remapped(View):
                 scale = torch.from_numpy(weights).to(made.dtype).view(-1, *[1] * (made.dim() - 1))
                 made.index_add_(0, at[~alone], found[~alone] * scale[~alone])
 
-    def _fitted_rows(self, name: str) -> _Fitted:
-        """Return the composition of fitted rows, computed once."""
-        with self._lock:
-            if name not in self._fitted:
-                self._fitted[name] = self._find_fit(name)
-            return self._fitted[name]
-
     def _find_fit(self, name: str) -> _Fitted:
+        """Return the composition of fitted rows."""
         assert self._fit is not None
         donor, tensor, shared = self._models[self._fit.donor], self._fit.tensors[name], self._shared()
         atoms = gather(donor, tensor, self._terms.rows[shared]).float()
@@ -236,13 +229,11 @@ class Remapped(View):
         return shared
 
     def _mean(self, name: str, spec: TensorSpec) -> Tensor:
-        if name not in self._means:
-            total = torch.zeros(spec.shape[1:], dtype=torch.float64, device="cpu")
-            for start in range(0, spec.shape[0], _MEAN_ROWS):
-                stop = min(start + _MEAN_ROWS, spec.shape[0])
-                total += self.source.read(name, (start, stop)).to(torch.float64).sum(0)
-            self._means[name] = (total / max(1, spec.shape[0])).to(self._width(name))
-        return self._means[name]
+        total = torch.zeros(spec.shape[1:], dtype=torch.float64, device="cpu")
+        for start in range(0, spec.shape[0], _MEAN_ROWS):
+            stop = min(start + _MEAN_ROWS, spec.shape[0])
+            total += self.source.read(name, (start, stop)).to(torch.float64).sum(0)
+        return (total / max(1, spec.shape[0])).to(self._width(name))
 
 
 def _ranges(starts: np.ndarray, runs: Sequence[int]) -> np.ndarray:

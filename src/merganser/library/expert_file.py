@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from merganser import strict_json
 from merganser.checkpoints.base import Rows, TensorSpec, select_rows
+from merganser.checkpoints.recent import Recent
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.errors import CheckpointError
 from merganser.kernels.spectra import Factors
@@ -56,8 +55,7 @@ class ExpertFile:
         self.heads: dict[str, Head] = {}
         self._keys: dict[str, list[str]] = {}
         self._ranks: dict[str, int] = {}
-        self._lock = threading.Lock()
-        self._recent: OrderedDict[str, Tensor | Triple] = OrderedDict()
+        self._recent: Recent[Tensor | Triple] = Recent(_RECENT)
         for key in self.weights.names():
             self._keys.setdefault(key.rpartition("::")[0], []).append(key)
         for name, keys in self._keys.items():
@@ -156,12 +154,7 @@ class ExpertFile:
 
     def _decoded(self, name: str) -> Tensor | Triple:
         # Several threads read blocks of rows, so the last few tensors are cached.
-        with self._lock:
-            if name not in self._recent:
-                self._recent[name] = self._decode(name)
-                while len(self._recent) > _RECENT:
-                    self._recent.popitem(last=False)
-            return self._recent[name]
+        return self._recent.get(name, lambda: self._decode(name))
 
     def _decode(self, name: str) -> Tensor | Triple:
         key, shape = self._keys[name][0], self.heads[name].shape

@@ -232,7 +232,7 @@ class Library(Shown):
         """Return an expert as a checkpoint, rebuilt while it is read. Its file is verified by its checksum once."""
         if name not in self._checked:
             record = self._record(name)
-            if problem := find_damage(self.path / record.file, record.nbytes, record.sha256):
+            if problem := find_damage(self.path / record.file, record):
                 raise CheckpointError(f"{self.path / record.file}: {problem}; build or add the expert {name!r} again")
             self._checked[name] = Expert(self.base, self._file(record), name)
         return self._checked[name]
@@ -240,9 +240,7 @@ class Library(Shown):
     def shared(self) -> ExpertFile | None:
         """Return the file of the shared part, if there is one; it is verified by its checksum once."""
         if self._shared is None and self.manifest.shared is not None:
-            if problem := find_damage(
-                self.path / SHARED_FILE, self.manifest.shared.nbytes, self.manifest.shared.sha256
-            ):
+            if problem := find_damage(self.path / SHARED_FILE, self.manifest.shared):
                 raise CheckpointError(f"{self.path / SHARED_FILE}: {problem}; build the library again")
             self._shared = ExpertFile(self.path / SHARED_FILE)
         return self._shared
@@ -287,11 +285,11 @@ class Library(Shown):
         on_part("base")
         findings = [self._verify_base()]
         if self.manifest.shared is not None:
-            problem = find_damage(self.path / SHARED_FILE, self.manifest.shared.nbytes, self.manifest.shared.sha256)
+            problem = find_damage(self.path / SHARED_FILE, self.manifest.shared)
             findings.append(Finding("shared", problem is None, problem or "the shared part is intact"))
         for name, record in self.manifest.experts.items():
             on_part(name)
-            problem = find_damage(self.path / record.file, record.nbytes, record.sha256)
+            problem = find_damage(self.path / record.file, record)
             if problem is None:
                 try:
                     Expert(self.base, self._file(record), name)

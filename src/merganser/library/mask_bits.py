@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -15,6 +14,7 @@ from torch import Tensor
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.differences import Vector, in_blocks
+from merganser.library.codes.coding import flat
 
 Kind = Literal["tall", "emr"]
 #: Suffix of the name of a tensor that is kept whole.
@@ -78,8 +78,3 @@ def unpack(bits: Checkpoint, name: str, shape: tuple[int, ...], rows: Rows | Non
         mask = mask.view(shape)
         return mask if rows is None or not shape else mask[rows[0] : rows[1]]
     return mask.view(mask.shape[0], *shape[1:])
-
-
-def flat(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the rows, and the entries in each, as masks are packed."""
-    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))

@@ -30,6 +30,8 @@ from merganser.methods.matrices import matrix_shape
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from merganser.library.manifest import ExpertRecord, StoredFile
+
 FACTOR_DTYPES = ("float32", "bfloat16", "float16", "int8")
 DISK = Disk()
 Write = Callable[[int, memoryview], None]
@@ -187,10 +189,10 @@ def delete(path: Path) -> None:
     DISK.sync_directory(path.parent)
 
 
-def find_damage(path: Path, nbytes: int, sha256: str) -> str | None:
-    """Return what is wrong with a file that should have this size and checksum; None if nothing is."""
+def find_damage(path: Path, stored: StoredFile | ExpertRecord) -> str | None:
+    """Return what is wrong with a file that was stored with this size and checksum; None if nothing is."""
     if not path.is_file():
         return "missing"
-    if path.stat().st_size != nbytes:
-        return f"damaged: {path.stat().st_size} bytes instead of {nbytes}"
-    return None if digest_file(path) == sha256 else "damaged: its checksum differs from the manifest"
+    if path.stat().st_size != stored.nbytes:
+        return f"damaged: {path.stat().st_size} bytes instead of {stored.nbytes}"
+    return None if digest_file(path) == stored.sha256 else "damaged: its checksum differs from the manifest"
