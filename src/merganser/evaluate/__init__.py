@@ -12,6 +12,7 @@ __getattr__, __dir__, __all__ = exports(
         "accuracy": ("normalized_accuracy",),
         "models": ("Evaluation", "evaluate"),
         "tasks": ("Task",),
+        "temperatures": ("fit_temperature",),
         "verdicts": ("Check",),
     },
 )
@@ -21,4 +22,5 @@ if TYPE_CHECKING:
     from merganser.evaluate.models import Evaluation as Evaluation
     from merganser.evaluate.models import evaluate as evaluate
     from merganser.evaluate.tasks import Task as Task
+    from merganser.evaluate.temperatures import fit_temperature as fit_temperature
     from merganser.evaluate.verdicts import Check as Check

@@ -91,7 +91,8 @@ class MultipleChoice(Prompted):
     after the prompt, per character of the option with `normalize`.
 
     Also measures `soft`, the probability of the answer among the options, softmax(ℓ/`temperature`) of the
-    log-likelihoods ℓ, which distinguishes candidates with fewer items than right and wrong do.
+    log-likelihoods ℓ, which distinguishes candidates with fewer items than right and wrong do. `temperatures.py` fits
+    the temperature.
     """
 
     normalize: bool = True
@@ -117,7 +118,8 @@ class MultipleChoice(Prompted):
     def target(self, record: Mapping[str, Any]) -> str:
         return str(record["options"][record["answer"]])
 
-    def __call__(self, model: nn.Module | Server, items: Sequence[int]) -> Measures:
+    def option_logs(self, model: nn.Module | Server, items: Sequence[int]) -> list[Tensor]:
+        """Return the log-likelihoods of every item's options, in float64."""
         records = [self.records[item] for item in items]
         if isinstance(model, Server):
             if self.chat:
@@ -127,9 +129,12 @@ class MultipleChoice(Prompted):
             asked = zip(items, records, strict=True)
             pairs = [pair for item, record in asked for pair in self._pairs(model, item, record)]
             logs = iter([each.log for each in score_continuations(model, pairs, self.batch)])
+        return [torch.tensor([next(logs) for _ in record["options"]], dtype=torch.float64) for record in records]
+
+    def __call__(self, model: nn.Module | Server, items: Sequence[int]) -> Measures:
         measures: Measures = {SCORE: [], "soft": []}
-        for record in records:
-            found = torch.tensor([next(logs) for _ in record["options"]], dtype=torch.float64)
+        for item, found in zip(items, self.option_logs(model, items), strict=True):
+            record = self.records[item]
             soft = torch.softmax(found / self.temperature, 0)
             if self.normalize:
                 found /= torch.tensor([max(len(option), 1) for option in record["options"]])
