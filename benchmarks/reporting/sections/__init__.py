@@ -17,6 +17,7 @@ from benchmarks.reporting.sections import (
     evolution,
     evolution_costs,
     evolution_racing,
+    evolution_skills,
     mergeability,
     multi_task,
     numerics,
@@ -88,6 +89,7 @@ PAGES = (
         "Evolution and evaluation",
         (
             Section("evolve_costs", "What a winner costs, on real models", evolution_costs.parts),
+            Section("evolve_skills", "Two skills in one language model", evolution_skills.parts),
             Section("evolve_racing", "Racing: what a winner costs", evolution_racing.parts),
             Section("evolve", "Evolution: few evaluations", evolution.section("evolve")),
             Section("evolve_language", "Evolution: a small language model", evolution.section("evolve_language")),
