@@ -35,6 +35,6 @@ def to_yaml(value: Any, compact: bool = False) -> str:
     """Return lists, mappings and plain values as YAML, in their own order; if compact, the innermost on one line."""
     import yaml
 
-    style = {"default_flow_style": None, "width": 120} if compact else {}
+    style: dict[str, Any] = {"default_flow_style": None, "width": 120} if compact else {}
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, **style)
     return text
