@@ -1,9 +1,11 @@
-"""Straight-through estimator: learn the permutation from the loss of the midpoint.
+"""Straight-through estimator: learn permutations and rotations from the loss of the midpoint.
 
-    min over Θ̃ of L(½ (Θ_a + proj(Θ̃))),   proj(Θ̃) = the π(Θ_b) nearest to Θ̃
+    min over Z of L(½ (Θ_a + proj(Z)(Θ_b)))
 
-Θ̃ starts at Θ_a. Every batch projects by weight matching, started from the last projection, evaluates the loss at the
-midpoint, and passes the gradient through the projection to Θ̃ (Git Re-Basin, after Bengio et al. 2013).
+Every batch projects what is learned to the group of the symmetry, evaluates the loss at the midpoint, and passes the
+gradient through the projection as if it were the identity (Bengio et al. 2013). Permutations are learned as weights, as
+published with Git Re-Basin; symmetries with rotations as the maps themselves, which is how generalised symmetries are
+learned in arXiv:2506.22712. See `latents`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from merganser.align.ascent import Step
+from merganser.align.latents import LatentMaps, LatentWeights
 from merganser.align.matches import Match
 from merganser.align.pairwise import weight_matching
 from merganser.align.permutations import Permutations, identity
@@ -39,16 +42,17 @@ def straight_through(
     batches: Iterable[Batch],
     loss: Loss,
     epochs: int = 1,
-    learning_rate: float = 1e-3,
+    learning_rate: float | None = None,
     start: str | Permutations = "propagate",
     seed: int = 0,
     workers: int | None = None,
 ) -> Match:
-    """Match b to a for the lowest mean loss of the midpoint over an epoch of batches.
+    """Match b to a for the lowest mean loss of the midpoint after an epoch of batches.
 
     Batches are (inputs, targets); `loss(outputs, targets)` is differentiated. One of the models must be a module: it
     provides the architecture, not its tensors. BatchNorm layers use the statistics of each batch, since those of two
-    models cannot be averaged.
+    models cannot be averaged. The learning rate is one of weights for permutations (0.001 by default) and one of maps
+    if the symmetry has rotations (0.03, falling to zero). A few hundred steps are usual.
     """
     module = next((model for model in (a, b) if isinstance(model, nn.Module)), None)
     if module is None:
@@ -59,34 +63,26 @@ def straight_through(
     for layer in network.modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             layer.train()
-    current = weight_matching(state_a, state_b, symmetry, start=start, tries=1, seed=seed, workers=workers)
-    latent = {name: state_a[name].clone().requires_grad_() for name in symmetry.objective}
-    optimiser = torch.optim.Adam(latent.values(), lr=learning_rate)
-    best, lowest = current, _mean_loss(network, average([state_a, current.apply(state_b)]), batches, loss)
-    trace = [Step("weights", current.objective, loss=lowest)]
+    best = weight_matching(state_a, state_b, symmetry, start=start, tries=1, seed=seed, workers=workers)
+    lowest, count = _mean_loss(network, average([state_a, best.apply(state_b)]), batches, loss)
+    trace = [Step("weights", best.objective, loss=lowest)]
+    begin = (state_a, state_b, symmetry, best.permutations)
+    latent: LatentWeights | LatentMaps
+    if any(atom.group != "permutation" for atom in symmetry.atoms.values()):
+        latent = LatentMaps(*begin, 0.03 if learning_rate is None else learning_rate, epochs * count, workers)
+    else:
+        latent = LatentWeights(*begin, 1e-3 if learning_rate is None else learning_rate, seed, workers)
     for _ in range(epochs):
         for batch in batches:
-            wanted = current.apply(state_b) | {name: tensor.detach() for name, tensor in latent.items()}
-            last = current.permutations
-            current = weight_matching(wanted, state_b, symmetry, start=last, tries=1, seed=seed, workers=workers)
-            optimiser.zero_grad()
-            midpoint = _straight_through(average([state_a, current.apply(state_b)]), latent, symmetry)
-            _loss(network, midpoint, batch, loss).backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-        reached = _mean_loss(network, average([state_a, current.apply(state_b)]), batches, loss)
-        objective = objective_of([state_a, state_b], [identity(symmetry), current.permutations], symmetry)
-        current = replace(current, objective=objective)
+            latent.step(_loss(network, latent.midpoint(), batch, loss))
+        permutations = latent.project()
+        objective = objective_of([state_a, state_b], [identity(symmetry), permutations], symmetry)
+        found = replace(best, permutations=permutations, objective=objective)
+        reached, _ = _mean_loss(network, average([state_a, found.apply(state_b)]), batches, loss)
         trace.append(Step("ste", objective, loss=reached))
         if reached < lowest:
-            best, lowest = current, reached
+            best, lowest = found, reached
     return replace(best, trace=tuple(trace))
-
-
-def _straight_through(midpoint: State, latent: State, symmetry: Symmetry) -> State:
-    """Return the midpoint in value, with the derivative of ½ Θ̃. Tied tensors stay tied."""
-    value = {name: midpoint[name] + 0.5 * (tensor - tensor.detach()) for name, tensor in latent.items()}
-    whole = midpoint | value
-    return whole | {alias: whole[name] for alias, name in symmetry.aliases.items()}
 
 
 def _loss(network: nn.Module, state: State, batch: Batch, loss: Loss) -> Tensor:
@@ -94,9 +90,10 @@ def _loss(network: nn.Module, state: State, batch: Batch, loss: Loss) -> Tensor:
     return loss(functional_call(network, state, *fitting(network, inputs)), targets)
 
 
-def _mean_loss(network: nn.Module, state: State, batches: Iterable[Batch], loss: Loss) -> float:
+def _mean_loss(network: nn.Module, state: State, batches: Iterable[Batch], loss: Loss) -> tuple[float, int]:
+    """Return the mean loss over batches, and how many there are."""
     with torch.no_grad():
         losses = [float(_loss(network, state, batch, loss)) for batch in batches]
     if not losses:
         raise InputError("batches are empty; an iterator is spent after one pass: give a list or a data loader")
-    return sum(losses) / len(losses)
+    return sum(losses) / len(losses), len(losses)
