@@ -14,7 +14,6 @@ from merganser.modules.batches import Inputs
 from merganser.modules.functional import (
     Weights,
     call,
-    check_state,
     check_weights,
     evaluation_copy,
     plain_attention,
@@ -43,10 +42,7 @@ class TangentModel(nn.Module):
 
     def __init__(self, module: nn.Module, base: Weights | None = None) -> None:
         super().__init__()
-        copied = evaluation_copy(module).requires_grad_(False)
-        if base is not None:
-            check_state(copied, base, "base")
-            copied.load_state_dict(dict(base), strict=False)
+        copied = evaluation_copy(module, base, "base").requires_grad_(False)
         trainable = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         if not trainable:
             raise InputError("the module has no trainable parameter to linearise in")

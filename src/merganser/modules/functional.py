@@ -23,11 +23,15 @@ Prepare: TypeAlias = Callable[[nn.Module], nn.Module]
 """Prepares a merged model for evaluation (REPAIR, or recomputed BatchNorm statistics); returns it or a copy."""
 
 
-def evaluation_copy(module: nn.Module) -> nn.Module:
-    """Return a copy in evaluation mode: no dropout, no moving statistics, so that the loss is a function of the
-    weights.
+def evaluation_copy(module: nn.Module, weights: Weights | None = None, label: str = "state") -> nn.Module:
+    """Return a copy in evaluation mode, with these weights if they are given: no dropout, no moving statistics, so
+    that the loss is a function of the weights. `label` names the weights in messages.
     """
-    return copy.deepcopy(module).eval()
+    copied = copy.deepcopy(module).eval()
+    if weights is not None:
+        check_state(copied, weights, label)
+        copied.load_state_dict(dict(weights), strict=False)
+    return copied
 
 
 def prepared(module: nn.Module, prepare: Prepare | None) -> nn.Module:

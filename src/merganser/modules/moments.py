@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from merganser.errors import InputError
 from merganser.modules.batches import Inputs, forward, several
@@ -73,18 +72,15 @@ def channel_rows(module: nn.Module, output: Tensor) -> Tensor:
 @contextmanager
 def hooked(model: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
     """Pass each named submodule's output to its hook; a hook that returns a tensor replaces the output."""
-    handles: list[RemovableHandle] = []
 
     def wrap(hook: Hook) -> Callable[[nn.Module, Any, Any], Any]:
         return lambda _module, _inputs, output: hook(output) if isinstance(output, Tensor) else None
 
-    try:
-        modules = dict(model.named_modules())
-        handles += [modules[name].register_forward_hook(wrap(hook)) for name, hook in hooks.items()]
+    modules = dict(model.named_modules())
+    with ExitStack() as set_hooks:
+        for name, hook in hooks.items():
+            set_hooks.callback(modules[name].register_forward_hook(wrap(hook)).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

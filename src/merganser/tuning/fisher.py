@@ -21,7 +21,7 @@ from merganser.modules.batches import (
     several,
     without_targets,
 )
-from merganser.modules.functional import Head, Weights, call, check_state, evaluation_copy
+from merganser.modules.functional import Head, Weights, call, evaluation_copy
 from merganser.tuning.statistics import Statistics
 
 Labels: TypeAlias = Literal["expected", "sampled", "given"]
@@ -72,10 +72,7 @@ def diagonal_fisher(
     """
     one_of("labels", labels, Labels)
     one_of("strategy", strategy, Strategy)
-    copied = evaluation_copy(module)
-    if weights is not None:
-        check_state(copied, weights)
-        copied.load_state_dict(dict(weights), strict=False)
+    copied = evaluation_copy(module, weights)
     point = {name: p.detach() for name, p in copied.named_parameters() if p.requires_grad}
     sums = {name: torch.zeros_like(p, dtype=_wide(p.dtype)) for name, p in point.items()}
     generator = torch.Generator().manual_seed(seed)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from merganser.errors import InputError
 from merganser.modules.batches import Batch, Inputs, several
-from merganser.modules.functional import Weights, check_state, evaluation_copy, run
+from merganser.modules.functional import Weights, evaluation_copy, run
 from merganser.tuning.statistics import Statistics
 
 
@@ -45,10 +45,7 @@ def linear_grams(
         >>> grams.tensors["0.weight"].shape
         torch.Size([8, 8])
     """
-    live = evaluation_copy(module)
-    if weights is not None:
-        check_state(live, weights)
-        live.load_state_dict(dict(weights), strict=False)
+    live = evaluation_copy(module, weights)
     layers = {
         name: layer
         for name, layer in live.named_modules()
@@ -71,14 +68,11 @@ def linear_grams(
 
         return hook
 
-    handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
-    try:
-        with torch.no_grad():
-            for batch in several(batches, "batches"):
-                run(live, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
+    for name, layer in layers.items():
+        layer.register_forward_pre_hook(watch(name))
+    with torch.no_grad():
+        for batch in several(batches, "batches"):
+            run(live, batch)
     if not grams:
         raise InputError("no batch reached a Linear layer")
     tensors = {f"{name}.weight" if name else "weight": gram / rows[name] for name, gram in grams.items()}

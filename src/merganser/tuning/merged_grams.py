@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
 
 import torch
@@ -86,22 +87,18 @@ def _read(model: Reference, names: Sequence[str]) -> dict[str, Tensor]:
 def _blocks(module: nn.Module, batches: Batches, include: Sequence[str]) -> dict[str, list[str]]:
     """Return the linear layers by block, in the order in which a first batch calls them."""
     found: dict[str, list[str]] = {}
-    handles = []
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.Linear) and any(fnmatchcase(name, pattern) for pattern in include):
 
-            def note(_layer: nn.Module, _args: object, name: str = name) -> None:
-                layers = found.setdefault(block_of(f"{name}.weight"), [])
-                if name not in layers:
-                    layers.append(name)
+    def note(name: str) -> None:
+        layers = found.setdefault(block_of(f"{name}.weight"), [])
+        if name not in layers:
+            layers.append(name)
 
-            handles.append(layer.register_forward_pre_hook(note))
-    try:
-        with torch.no_grad():
-            run(module, next(iter(batches)))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as set_hooks, torch.no_grad():
+        for name, layer in module.named_modules():
+            if isinstance(layer, nn.Linear) and any(fnmatchcase(name, pattern) for pattern in include):
+                hook = layer.register_forward_pre_hook(lambda _layer, _args, name=name: note(name))
+                set_hooks.callback(hook.remove)
+        run(module, next(iter(batches)))
     if not found:
         raise InputError(f"no linear layer that matches {list(include)} is reached by the data")
     return found

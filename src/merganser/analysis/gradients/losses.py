@@ -12,7 +12,7 @@ from torch.func import grad, jvp, vjp
 
 from merganser.errors import InputError, did_you_mean, one_of
 from merganser.modules.batches import Batch, labelled, several
-from merganser.modules.functional import FlatWeights, call, check_state, evaluation_copy, plain_attention
+from merganser.modules.functional import FlatWeights, call, evaluation_copy, plain_attention
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """`loss(outputs, targets)`: the mean over the samples of a batch."""
@@ -51,10 +51,7 @@ class TaskLosses:
         """Return losses of `module` on `data`, starting from `base` or else the module's own weights."""
         if not data:
             raise InputError("no tasks; data must name at least one")
-        copied = evaluation_copy(module)
-        if base is not None:
-            check_state(copied, base, "base")
-            copied.load_state_dict(dict(base), strict=False)
+        copied = evaluation_copy(module, base, "base")
         layout = FlatWeights.of(copied)
         batches = {task: _batches(task, value) for task, value in data.items()}
         return cls(copied, loss, batches, layout, layout.pack(dict(copied.named_parameters())), hvp_mode)
