@@ -18,30 +18,26 @@ from merganser.checkpoints.ties import separates_head, untied_edits
 from merganser.engine.plan import Output
 from merganser.errors import RecipeError, did_you_mean, reading
 from merganser.recipes.layer_settings import layer_edits, sections
+from merganser.recipes.outputs import OutputPlanner
 from merganser.recipes.references import locate
 from merganser.recipes.schema import Recipe
 from merganser.recipes.sources import SourceTable, Tokenizer
-from merganser.recipes.stacking import Restacked
 from merganser.recipes.vocabularies import Unified, find_resized_rows
 
 
 def describe(
-    recipe: Recipe,
-    table: SourceTable,
-    vocabulary: Unified | None,
-    restacked: Sequence[Restacked],
-    outputs: Sequence[Output],
-    dtype: str | None,
+    planner: OutputPlanner, vocabulary: Unified | None, outputs: Sequence[Output]
 ) -> tuple[Sidecars, list[str]]:
-    """Return the sidecars of a plan and notes on them; `dtype` is set if it differs from the template's."""
+    """Return the sidecars of a plan and notes on them."""
+    recipe, table = planner.recipe, planner.table
     config = table.config(0)
-    edits, notes = layer_edits([table.config(i) for i in range(len(table))], restacked)
+    edits, notes = layer_edits([table.config(i) for i in range(len(table))], planner.stacking.restacked)
     nested = table.models[0].plan
     inherited = nested.sidecars if nested else Sidecars()
     written = [((key,), value) for key, value in gguf_config(table.checkpoints[0]).items()]
     edits = [*written, *inherited.config, *edits]
     edits += untied_edits(config) if separates_head(table.checkpoints[0]) else []
-    edits += dtype_edits(config, dtype)
+    edits += dtype_edits(config, recipe.output.dtype or planner.dtypes.widened)
     kept, remarks = quantisation_edits(config, table, outputs)
     edits += kept
     notes += remarks

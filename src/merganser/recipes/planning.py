@@ -84,8 +84,7 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
     with problems.collect():
         outputs = planner.outputs(unified=not problems)
     problems.finish()
-    dtype = recipe.output.dtype or planner.dtypes.widened
-    sidecars, remarks = describe(recipe, table, vocabulary, planner.stacking.restacked, outputs, dtype)
+    sidecars, remarks = describe(planner, vocabulary, outputs)
     remarks = [*differences.notes(table, bool(planner.stacking.restacked)), *remarks]
     nested = [f"{model.label}: {note}" for model in table.models if model.plan for note in model.plan.notes]
     unmatched = unmatched_patterns(recipe, planner.names(), {s.name for o in outputs for s in o.inputs})
