@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,25 @@ from merganser.recipes.other_tools import refuse_other_tools
 from merganser.recipes.schema import Recipe, Written
 
 _HINT = "; a recipe is YAML"
+
+
+@dataclass(frozen=True)
+class _Around:
+    """What surrounds a document.
+
+    Attributes:
+        root: The directory of its file.
+        parents: The files that it is nested in, and its own.
+        held: Names of models that are in memory.
+        stages: The documents before it, by name.
+        read: The recipes of these, by the identity of their documents.
+    """
+
+    root: Path | None
+    parents: tuple[Path, ...] = ()
+    held: Collection[str] = ()
+    stages: Mapping[str, Any] = field(default_factory=dict)
+    read: Mapping[int, Recipe] = field(default_factory=dict)
 
 
 def load(
@@ -47,14 +66,14 @@ def load(
     """
     if isinstance(source, Mapping):
         given = to_yaml_values(source)
-        return _document(given, {}, root, given, "recipe", (), held=held)
+        return _document(given, given, "recipe", _Around(root, held=held))
     text = os.fspath(source)
     if text == "-":
         with reading("standard input", RecipeError, _HINT):
             text = sys.stdin.buffer.read().decode("utf-8")
-        return _load(documents.parse(text, "standard input"), root, text, "standard input", ())
+        return _load(documents.parse(text, "standard input"), text, "standard input", _Around(root))
     if "\n" in text or (": " in text and not Path(text).exists()):
-        return _load(documents.parse(text), root, text, "recipe", ())
+        return _load(documents.parse(text), text, "recipe", _Around(root))
     return _load_file(Path(text), ())
 
 
@@ -102,24 +121,25 @@ def _load_file(path: Path, parents: tuple[Path, ...]) -> Recipe:
     root = path.parent if path.is_file() else None  # a pipe has no directory
     with reading(path, RecipeError, _HINT):
         text = path.read_text(encoding="utf-8")
-    return _load(documents.parse(text, str(path)), root, text, str(path), (*parents, resolved))
+    return _load(documents.parse(text, str(path)), text, str(path), _Around(root, (*parents, resolved)))
 
 
-def _load(found: list[Any], root: Path | None, written: Written, source: str, parents: tuple[Path, ...]) -> Recipe:
-    stages: dict[str, Any] = {}
+def _load(found: list[Any], written: Written, source: str, around: _Around) -> Recipe:
     found = [document for document in found if document is not None]
     if not found:
         raise RecipeError(f"{source}: the recipe is empty")
     if len(found) == 1:
-        return _document(found[0], stages, root, written, source, parents)
+        return _document(found[0], written, source, around)
     numbered = list(enumerate(found, 1))
     names = _names(numbered, source)
     # The merge without a name is the result; if all have one, the last is.
     final = next((position for position, _ in numbered if position not in names), len(found))
     result: Recipe | None = None
+    stages: dict[str, Any] = {}
     read: dict[int, Recipe] = {}
+    around = replace(around, stages=stages, read=read)
     for position, document in _in_order(numbered, names, source):
-        recipe = _document(document, stages, root, written, f"{source}, document {position}", parents, read)
+        recipe = _document(document, written, f"{source}, document {position}", around)
         read[id(document)] = recipe
         if position in names:
             stages[names[position]] = document
@@ -206,17 +226,8 @@ def acting_parameters(document: Mapping[str, Any], called: str) -> set[str]:
     return {*(acting(called, method) if mergekit.speaks(document) else {**parameters(method), **aliases(method)})}
 
 
-def _document(
-    data: Any,
-    stages: Mapping[str, Any],
-    root: Path | None,
-    written: Written,
-    source: str,
-    parents: tuple[Path, ...],
-    read: Mapping[int, Recipe] | None = None,
-    held: Collection[str] = (),
-) -> Recipe:
-    """Return the recipe in a document; `read` has the recipes of `stages`, by the identity of their documents."""
+def _document(data: Any, written: Written, source: str, around: _Around) -> Recipe:
+    """Return the recipe in a document."""
     if not isinstance(data, dict):
         raise RecipeError(f"{source}: a recipe is a mapping with a method and models, got {type(data).__name__}")
 
@@ -224,12 +235,11 @@ def _document(
 
     def nested(inner: Any, where: str) -> Recipe:
         if isinstance(inner, str):
-            beside = (root or Path()) / os.path.expanduser(inner)
-            return _load_file(beside if beside.exists() else Path(inner), parents)
+            beside = (around.root or Path()) / os.path.expanduser(inner)
+            return _load_file(beside if beside.exists() else Path(inner), around.parents)
         if not isinstance(inner, dict):
             raise RecipeError(f"{where}: expected a recipe or the path of one")
-        known = read.get(id(inner)) if read is not None else None
-        inside[id(inner)] = known or _document(inner, stages, root, inner, where, parents, read)
+        inside[id(inner)] = around.read.get(id(inner)) or _document(inner, inner, where, around)
         return inside[id(inner)]
 
     try:
@@ -238,8 +248,8 @@ def _document(
         raise RecipeError(f"{source}: {error}") from None
     if "merge_method" in data and "method" in data:
         raise RecipeError(f"{source}: has method and merge_method; a recipe is in one dialect")
-    translation = translate(data, stages, source)
-    recipe = native.read(translation, nested, root, written, source, held)
+    translation = translate(data, around.stages, source)
+    recipe = native.read(translation, nested, around.root, written, source, around.held)
     return replace(recipe, document=_make_native(translation.document, inside))
 
 
