@@ -84,3 +84,13 @@ def test_nothing_forgotten_or_nothing_learned():
     assert forgetting_path(*ends, kept=curve(KEPT), learned=lambda w: 0.5).take == 0.0
     with pytest.raises(InputError, match="rise from 0 to 1"):
         forgetting_path(*ends, kept=curve(KEPT), learned=curve(LEARNED), positions=[0.5, 1.0])
+
+
+def test_a_point_without_a_score_is_never_chosen():
+    ends, best = (model(0.0), model(1.0)), 5
+    gap = [math.nan if i == best else value for i, value in enumerate(KEPT)]
+    assert forgetting_path(*ends, kept=curve(KEPT), learned=curve(LEARNED)).take == best / 10
+    assert forgetting_path(*ends, kept=curve(gap), learned=curve(LEARNED)).take in (0.4, 0.6)
+    for broken in ([math.nan, *KEPT[1:]], [*KEPT[:-1], math.nan]):
+        with pytest.raises(InputError, match="the base and the expert must have scores"):
+            forgetting_path(*ends, kept=curve(broken), learned=curve(LEARNED))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ def forgetting_path(
     With `tolerance`, this is the best `learned` among the points whose `kept` is at most that much below the base's.
     Without, it has the largest sum of two shares, (kept(λ) − kept(1)) / (kept(0) − kept(1)) and (learned(λ) −
     learned(0)) / (learned(1) − learned(0)); a share with a non-positive denominator does not count. Ties go to the
-    smaller λ, closer to the base.
+    smaller λ, closer to the base. A point with a score of NaN is never chosen.
     """
     if list(positions) != sorted(set(positions)) or positions[0] != 0 or positions[-1] != 1:
         raise InputError(f"positions must rise from 0 to 1, got {list(positions)}")
@@ -47,6 +48,11 @@ def forgetting_path(
         weights = combine((base, expert), (1 - x, x))
         before.append(float(kept(weights)))
         after.append(float(learned(weights)))
+    if not all(map(math.isfinite, (before[0], before[-1], after[0], after[-1]))):
+        raise InputError(
+            f"the base and the expert must have scores: kept {before[0]} and {before[-1]}, learned {after[0]} and "
+            f"{after[-1]}"
+        )
     if tolerance is None:
         at_stake, to_gain = before[0] - before[-1], after[-1] - after[0]
         values = [
