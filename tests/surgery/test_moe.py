@@ -97,14 +97,12 @@ def test_gates_of_prompts(dense):
             torch.testing.assert_close(view[f"model.layers.{layer}.block_sparse_moe.gate.weight"], expected)
 
 
-def test_singular_gates_choose_the_expert_whose_subspace_holds_the_state(checkpoint):
-    """Experts that changed disjoint halves of the inputs: the energy tells them apart, and so does the linear gate."""
-    generator = torch.Generator().manual_seed(0)
-    hidden, count = 16, 600
-    halves = torch.rand(count, generator=generator) < 0.5
-    rows = torch.rand(count, hidden, generator=generator)  # a mean, without which no linear gate can see an energy
-    rows[halves, 8:] *= 0.1
-    rows[~halves, :8] *= 0.1
+def halves_of_inputs(generator, count=600, hidden=16):
+    """States in either half of the units, and a base with two experts that changed the layers' inputs of one half."""
+    first = torch.rand(count, generator=generator) < 0.5
+    rows = torch.rand(count, hidden, generator=generator)  # a mean, without which no linear gate can tell them apart
+    rows[first, 8:] *= 0.1
+    rows[~first, :8] *= 0.1
     name = "model.layers.0.mlp.{}_proj.weight".format
     tensors = {name(part): torch.randn(24, hidden, generator=generator) for part in ("gate", "up")}
     experts = []
@@ -112,12 +110,36 @@ def test_singular_gates_choose_the_expert_whose_subspace_holds_the_state(checkpo
         change = torch.zeros(24, hidden)
         change[:, chosen] = torch.randn(24, 8, generator=generator)
         experts.append(mg.open(tensors | {name(p): tensors[name(p)] + change for p in ("gate", "up")}))
-    normed = rows / rows.pow(2).mean(1, keepdim=True).sqrt()
-    gates = singular_gates(mg.open(tensors), experts, [normed])[0]
-    right = (normed @ gates.T).argmax(1) == (~halves).long()
+    return rows / rows.pow(2).mean(1, keepdim=True).sqrt(), first, mg.open(tensors), experts
+
+
+@pytest.mark.parametrize("shown", ["both", "first"])
+def test_singular_gates_choose_the_expert_whose_subspace_holds_the_state(shown):
+    """Also if the base writes only texts like those of one expert: what it writes is not neutral."""
+    states, first, base, experts = halves_of_inputs(torch.Generator().manual_seed(0))
+    gates = singular_gates(base, experts, [states if shown == "both" else states[first]])[0]
+    right = (states @ gates.T).argmax(1) == (~first).long()
     assert right.float().mean() > 0.99
-    scores = (normed @ gates.T).numpy()
-    assert 0.5 < np.std(scores - scores.mean(1, keepdims=True)) < 1.5
+
+
+def test_singular_gates_are_the_discriminant_of_naive_moments():
+    states, _, base, experts = halves_of_inputs(torch.Generator().manual_seed(1))
+    inputs = states.double().numpy()
+    mean, square = inputs.mean(0), (inputs**2).sum(1).mean()
+    moments, means = [], []
+    for expert in experts:
+        change = np.concatenate([(expert[n].double() - base[n].double()).numpy() for n in base])
+        _, values, right = np.linalg.svd(change, full_matrices=False)
+        moments.append(
+            square * sum(v * v * np.outer(r, r) for v, r in zip(values, right, strict=True)) / (values @ values)
+        )
+        means.append(moments[-1] @ mean / np.sqrt(mean @ moments[-1] @ mean))
+    within = sum(moments) / 2
+    expected = np.linalg.inv(within + 3 * np.trace(within) / 16 * np.eye(16)) @ np.array(means).T
+    np.testing.assert_allclose(singular_gates(base, experts, [states])[0], expected.T, rtol=1e-4, atol=1e-6)
+    still = singular_gates(base, [experts[0], base], [states])[0]
+    assert still[0].abs().sum() > 0
+    assert not still[1].any()
 
 
 def test_singular_gates_are_fitted_on_what_enters_the_mlps(dense, monkeypatch):

@@ -14,8 +14,8 @@ from merganser.errors import InputError, require
 from merganser.surgery.moe_recipes import ExpertEntry, MoERecipe
 
 _EMBEDDING = "model.embed_tokens.weight"
-#: Texts that the base writes to calibrate gates on, their length in tokens, and the ridge of the regression on them.
-_TEXTS, _LENGTH, _RIDGE = 16, 128, 1e-2
+#: Texts that the base writes for its mean states, their length in tokens, and the ridge of the discriminant.
+_TEXTS, _LENGTH, _RIDGE = 16, 128, 3.0
 
 
 def build_gates(
@@ -128,13 +128,12 @@ def _mlp_inputs(recipe: MoERecipe, base: Checkpoint, layers: int) -> list[Tensor
 
 
 def singular_gates(base: Checkpoint, experts: Sequence[Checkpoint], states: Sequence[Tensor]) -> Tensor:
-    """Return gates without prompts: an expert is chosen for hidden states with energy in its task singular vectors.
+    """Return gates without prompts: the linear discriminant between the inputs that the experts were tuned on.
 
-    An expert's change of the gate and up projections, Δ_e = [ΔW_gate; ΔW_up] = U Σ Vᵀ, says which inputs it was tuned
-    for. The energy of a normed hidden state h in its leading right singular vectors (a 1/experts share of them, as in
-    TSV-Merge), E_e(h) = ‖Σ_k V_kᵀ h‖² / ‖Σ_k‖², is quadratic and a gate is linear, so the gate is the ridge regression
-    of log E_e(h), standardised over experts and inputs, on h. Its slope is that of the energy at the mean state, so it
-    must be fitted on states like those the gate will see.
+    An expert's change of the gate and up projections, Δ_e = [ΔW_gate; ΔW_up] = U Σ Vᵀ, is a sum of products with the
+    states it was tuned on, so that its right singular vectors tell their second moment, C_e = VΣ²Vᵀ / ‖Σ‖², in units of
+    the mean square of a state. The mean state m of the base gives the mean along them, μ_e = C_e m / √(mᵀ C_e m), and
+    Fisher's discriminant the gate, (C̄ + r c I)⁻¹ μ_e, with C̄ the mean of the C_e and c that of its diagonal.
 
     Args:
         base: What the experts were fine-tuned from.
@@ -142,31 +141,26 @@ def singular_gates(base: Checkpoint, experts: Sequence[Checkpoint], states: Sequ
         states: For every layer the normed states that enter its MLP, (samples, hidden).
 
     Returns:
-        The gates, (layers, experts, hidden).
+        The gates, (layers, experts, hidden); zero for an expert that equals the base.
     """
     gates = []
     for layer, own in enumerate(states):
         inputs = own.double()
-        prefix = f"model.layers.{layer}."
-        energies = torch.stack([_energy(base, expert, prefix, inputs, len(experts)) for expert in experts], dim=1)
-        scores = energies.clamp(min=1e-12).log()
-        scores = scores - scores.mean(1, keepdim=True)
-        scores = (scores - scores.mean(0)) / scores.std().clamp(min=1e-12)
-        gram = inputs.T @ inputs
-        ridge = _RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
-        gates.append(torch.linalg.solve(gram + ridge, inputs.T @ scores).T.float())
+        mean, square = inputs.mean(0), inputs.pow(2).sum(1).mean()
+        moments = [square * _second_moment(base, expert, f"model.layers.{layer}.mlp.") for expert in experts]
+        along = torch.stack([moment @ mean for moment in moments])
+        means = along / (along @ mean).clamp(min=1e-300).sqrt().unsqueeze(1)
+        within = torch.stack(moments).mean(0)
+        ridge = _RIDGE * within.diagonal().mean().clamp(min=1e-300) * torch.eye(len(mean), dtype=torch.float64)
+        gates.append(torch.linalg.solve(within + ridge, means.T).T.float())
     return torch.stack(gates)
 
 
-def _energy(base: Checkpoint, expert: Checkpoint, prefix: str, states: Tensor, share: int) -> Tensor:
-    """Return E_e(h) for each state; zero for an expert that equals the base."""
-    gram = torch.zeros((states.shape[1], states.shape[1]), dtype=torch.float64)
-    for part in ("gate_proj", "up_proj"):
-        name = f"{prefix}mlp.{part}.weight"
-        change = expert.read(name).double() - base.read(name).double()
-        gram += change.T @ change
-    values, vectors = torch.linalg.eigh(gram)
-    kept = max(1, len(values) // share)
-    values, vectors = values[-kept:].clamp(min=0), vectors[:, -kept:]
-    energy: Tensor = (states @ vectors).pow(2).mul(values).sum(1)
-    return energy.div(values.sum().clamp(min=1e-300))
+def _second_moment(base: Checkpoint, expert: Checkpoint, prefix: str) -> Tensor:
+    """Return ΔᵀΔ / ‖Δ‖² = VΣ²Vᵀ / ‖Σ‖² of the projections that read the states; zero without a change."""
+    changes = [
+        expert.read(name).double() - base.read(name).double()
+        for name in (f"{prefix}gate_proj.weight", f"{prefix}up_proj.weight")
+    ]
+    gram = torch.stack([change.T @ change for change in changes]).sum(0)
+    return gram / gram.trace().clamp(min=1e-300)
