@@ -86,5 +86,5 @@ def _plain(name: object, tensor: object, label: str) -> Tensor:
 class Module(StateDict):
     """An `nn.Module`: its parameters and persistent buffers, as `state_dict` names them."""
 
-    def __init__(self, module: nn.Module, label: str | None = None) -> None:
-        super().__init__(module.state_dict(keep_vars=True), label or type(module).__name__)
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module.state_dict(keep_vars=True), type(module).__name__)

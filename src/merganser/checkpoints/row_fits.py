@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 #: Maximum number of shared rows that are held out to measure the fit.
 HELD = 1024
+_STEP = 4096
 #: Reads rows of the model's own tensor by index.
 Read = Callable[["np.ndarray"], "Tensor"]
 
@@ -41,9 +42,9 @@ def fit_sparse(targets: Tensor, atoms: Tensor, own: Read, terms: int) -> tuple[T
     return indices, factors, 1 - factors.sum(1)
 
 
-def mean_row(own: Read, count: int, step: int = 4096) -> Tensor:
+def mean_row(own: Read, count: int) -> Tensor:
     """Return the mean of the model's shared rows, streamed."""
-    sums = [own(np.arange(start, min(start + step, count))).double().sum(0) for start in range(0, count, step)]
+    sums = [own(np.arange(start, min(start + _STEP, count))).double().sum(0) for start in range(0, count, _STEP)]
     return torch.stack(sums).sum(0) / count
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -128,11 +128,9 @@ def input_width(layer: Layer) -> int:
 
 
 @torch.no_grad()
-def capture(
-    module: nn.Module, inputs: Inputs, layers: Sequence[str], pooling: Pooling = "mean", stop: bool = True
-) -> Activations:
-    """Run `module` in evaluation mode and keep the pooled inputs of `layers` at their first call; `stop` ends the
-    pass after the last.
+def capture(module: nn.Module, inputs: Inputs, layers: Sequence[str], pooling: Pooling = "mean") -> Activations:
+    """Run `module` in evaluation mode and keep the pooled inputs of `layers` at their first call; the pass ends after
+    the last.
     """
     seen: dict[str, Tensor] = {}
     rows = 0
@@ -152,7 +150,7 @@ def capture(
                 )
             seen[layer], count = _pooled_input(known[layer], x, pooling, inputs.mask)
             rows = max(rows, count)
-            if stop and len(seen) == len(layers):
+            if len(seen) == len(layers):
                 raise _Reached
 
         return hook
@@ -161,15 +159,10 @@ def capture(
     for layer in layers:
         if layer not in known:
             layer_of(layer, known)  # raises an error that lists the layers
-    handles = [known[layer].register_forward_pre_hook(watch(layer), with_kwargs=True) for layer in layers]
-    try:
-        with unpacked(module), evaluating(module):
-            inputs.run(module)
-    except _Reached:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as set_hooks, suppress(_Reached), unpacked(module), evaluating(module):
+        for layer in layers:
+            set_hooks.callback(known[layer].register_forward_pre_hook(watch(layer), with_kwargs=True).remove)
+        inputs.run(module)
     if missed := [layer for layer in layers if layer not in seen]:
         raise InputError(f"{missed[0]!r} is not called in the module's forward pass; name other layers to route at")
     return Activations({layer: seen[layer] for layer in layers}, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -264,7 +264,7 @@ class AdaptiveModel(LibraryModel):
                 raise InputError(f"no expert {task!r} in the library{did_you_mean(task, self.library.experts)}")
         return names
 
-    def first_pass(self, batch: Any, layers: Sequence[str] | None = None, stop: bool = True) -> Activations:
+    def first_pass(self, batch: Any, layers: Sequence[str] | None = None) -> Activations:
         """Return the pooled inputs of the router's layers (or of `layers`); only of the probes if there are any."""
         inputs = Inputs.of(batch, self.module)
         probed = self._probed(inputs.size)
@@ -272,10 +272,9 @@ class AdaptiveModel(LibraryModel):
         wanted = self.router.layers if layers is None else layers
         with self._lock:
             self.composer.follow()
-            if self.router.source == "base":
-                return capture(self.module, part, wanted, self.pooling, stop)
-            with applied(self.module, self.fixed):
-                return capture(self.module, part, wanted, self.pooling, stop)
+            first = nullcontext() if self.router.source == "base" else applied(self.module, self.fixed)
+            with first:
+                return capture(self.module, part, wanted, self.pooling)
 
     @property
     def fixed(self) -> Composition:

@@ -29,10 +29,10 @@ class LineJournal(ABC):
     records: ClassVar[str]
     work: ClassVar[str]
 
-    def __init__(self, path: Path | None, scored_by: str, disk: Disk | None = None) -> None:
+    def __init__(self, path: Path | None, scored_by: str) -> None:
         self.path = path
         self.scored_by = scored_by
-        self._disk = disk or Disk()
+        self._disk = Disk()
         self._lock: Lock | None = None
 
     def __enter__(self: J) -> J:
@@ -115,8 +115,8 @@ class ScoreJournal(LineJournal):
 
     record, records, work = "a score", "scores", "sweep"
 
-    def __init__(self, path: Path | None, scored_by: str, disk: Disk | None = None) -> None:
-        super().__init__(path, scored_by, disk)
+    def __init__(self, path: Path | None, scored_by: str) -> None:
+        super().__init__(path, scored_by)
         self.scores: dict[str, float] = {}
 
     def accept(self, record: Mapping[str, Any]) -> None:
