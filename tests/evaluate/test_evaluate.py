@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+import merganser as mg
 from merganser.checkpoints.memory import StateDict
 from merganser.cli import build
 from merganser.engine.origin import LOCK_FILE
@@ -240,6 +241,23 @@ def test_the_command(llamas):
     assert result.exit_code in (0, 1), result.output
     assert "perplexity" in result.stdout
     assert "quiz" in result.stdout
+
+
+def test_the_command_finds_the_parents_and_writes_a_page(llamas, tmp_path):
+    models = [str(llamas / name) for name in ("math", "code")]
+    mg.run({"method": "linear", "models": models}, tmp_path / "out")
+    page = tmp_path / "page.html"
+    quiz = f"quiz=multiple-choice:{llamas / 'quiz.jsonl'}"
+    asked = ["evaluate", str(tmp_path / "out"), "--limit", "5", "--task", quiz, "--html", str(page), "--json"]
+    result = CliRunner().invoke(build(), asked)
+    assert result.exit_code in (0, 1), result.output
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert list(found["parents"]) == models, "as the lock file says"
+    assert found["questions"] == {"quiz": 5}
+    text = page.read_text()
+    assert f"{tmp_path / 'out'} is {found['verdict']}" in text
+    assert "95 % intervals over 5 questions" in text
+    assert text.count("<svg") == 1
 
 
 @pytest.mark.parametrize(

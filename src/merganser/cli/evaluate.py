@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +22,7 @@ def command(
     ] = None,
     tasks: Task = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Questions per task, drawn at random; default: all.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots to this file.")] = None,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -32,15 +34,20 @@ def command(
     each kind for its fields.
     """
     from merganser.evaluate import tasks as questions
-    from merganser.evaluate.models import evaluate
-    from merganser.report.evaluations import remarks, tables
+    from merganser.evaluate.models import evaluate, recorded_parents
+    from merganser.report.evaluations import fill, remarks, tables
 
+    if html is not None:
+        from merganser.engine.directories import check_file
+
+        check_file(html, "--html")
     asked = [questions.Task.parse(text) for text in tasks or ()]
-    steps = 1 + (1 + len(parents or ())) * (2 + len(asked))  # of each model: loading, perplexity, tasks
+    parents = parents or recorded_parents(Path(checkpoint))
+    steps = 1 + (1 + len(parents)) * (2 + len(asked))  # of each model: loading, perplexity, tasks
     with ProgressReporter("evaluating", "steps") as reporter:
         found = evaluate(
             checkpoint,
-            parents or (),
+            parents,
             asked,
             limit=limit,
             device=device,
@@ -50,5 +57,13 @@ def command(
         emit(found.to_dict())
     else:
         say("\n\n".join([*(table.text() for table in tables(found)), *remarks(found)]))
+    if html is not None:
+        from merganser.report.page import Page
+
+        page = Page(f"Evaluation of {found.path}")
+        fill(page, found)
+        page.write(html)
+        if not as_json:
+            say(f"\nwrote {html}")
     if found.verdict == "broken":
         raise typer.Exit(1)

@@ -47,6 +47,7 @@ class Evaluation(Shown):
         scores: The scores of the model.
         parents: The scores of its parents.
         normalized: Normalised accuracy over the tasks; the expert of a task is the parent with the best score.
+        questions: The number of questions of each task, as far as scores are means over them.
 
     Example:
         >>> mg.evaluate.evaluate("math").verdict
@@ -58,6 +59,7 @@ class Evaluation(Shown):
     scores: Scores
     parents: dict[str, Scores]
     normalized: float | None
+    questions: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -133,9 +135,14 @@ def evaluate(
         except MerganserError as error:
             checks.append(Check("loads", "fail", str(error)))
         checks += compare_tasks(tasks, own, others, limit)
-    return Evaluation(
-        str(checkpoint), verdict(checks), tuple(checks), own, others, _normalized(tasks, own, list(others.values()))
-    )
+    normalized = _normalized(tasks, own, list(others.values()))
+    asked = count_questions(tasks, limit) if own.tasks else {}
+    return Evaluation(str(checkpoint), verdict(checks), tuple(checks), own, others, normalized, asked)
+
+
+def count_questions(tasks: Sequence[Task], limit: int | None) -> dict[str, int]:
+    """Return how many questions of each task are asked; tasks that are not a mean over questions are left out."""
+    return {task.name: min(limit or sys.maxsize, task.count("")) for task in tasks if task.higher_is_better}
 
 
 def recorded_parents(directory: Path | None) -> list[str]:
@@ -158,7 +165,7 @@ def compare_tasks(
         if not task.higher_is_better or not all(0 <= score <= 1 for score in (own.tasks[task.name], *scores.values())):
             continue
         mine, (label, worst) = own.tasks[task.name], min(scores.items(), key=lambda item: item[1])
-        count = min(limit or sys.maxsize, task.count(""))
+        count = count_questions([task], limit)[task.name]
         shares = [(score * count + 1) / (count + 2) for score in (mine, worst)]
         error = math.sqrt(math.fsum(share * (1 - share) for share in shares) / (count + 2))
         if shares[0] < shares[1] - 2 * error:
@@ -191,7 +198,8 @@ def _evaluate_servers(
         found[each] = Scores(None, {task.name: task.score(server, "", limit) for task in tasks})
     checks = (Check("weights", "skip", "behind a server: judged by its answers alone"),)
     own = found.pop(checkpoint)
-    return Evaluation(checkpoint, verdict(checks), checks, own, found, _normalized(tasks, own, list(found.values())))
+    normalized, asked = _normalized(tasks, own, list(found.values())), count_questions(tasks, limit)
+    return Evaluation(checkpoint, verdict(checks), checks, own, found, normalized, asked)
 
 
 @dataclass(frozen=True)
