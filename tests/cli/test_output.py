@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import merganser.cli
 from merganser.cli import build
+from merganser.cli.output import wrap_lines
 from merganser.report import demonstration
 
 COMMANDS = sorted(Path(merganser.cli.__file__).parent.glob("*.py"))
@@ -34,3 +35,17 @@ def test_commands_speak_through_one_module(file: Path) -> None:
     """It flushes, survives readers that have gone away, and prints JSON that every reader takes."""
     if file.stem != "output":
         assert not re.search(r"(?<!\.)\bprint\(|typer\.echo", file.read_text(encoding="utf-8"))
+
+
+def test_long_lines_of_an_error_are_broken_below_their_beginning(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    text = wrap_lines(
+        "error: r.yml: 1 problem\n  models[1]: ./gone: no such file or directory (looked beside the recipe)"
+    )
+    assert text.split("\n") == [
+        "error: r.yml: 1 problem",
+        "  models[1]: ./gone: no such file or",
+        "    directory (looked beside the recipe)",
+    ]
+    monkeypatch.delenv("COLUMNS")
+    assert wrap_lines("x " * 200) == "x " * 200, "pipes get whole lines"

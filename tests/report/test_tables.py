@@ -89,3 +89,16 @@ def test_numbers_with_separators_sort_by_value_on_a_page():
     html = page.render()
     assert 'data-value="1000">1,000' in html
     assert '<th scope="col" class="t">method</th>' in html
+
+
+def test_sentences_are_broken_between_words_and_nothing_of_them_is_lost():
+    sentence = "not a transformers model: no config.json with a model_type"
+    table = Table(("check", "status", "finding"), [("weights", "pass", "fine"), ("loads", "skip", sentence)], "Checks")
+    lines = table.text(40).split("\n")
+    assert max(map(len, lines)) <= 40
+    assert " ".join(" ".join(lines[3:]).split()) == f"loads skip {sentence}"
+    assert table.text(200).split("\n")[-1].endswith(sentence)
+
+
+def test_a_caption_is_broken_too():
+    assert max(map(len, Table(("a",), [(1,)], "a caption of many words " * 5).text(60).split("\n"))) <= 60

@@ -11,7 +11,7 @@ import typer
 
 from merganser.cli.naming import name_checkpoints
 from merganser.cli.options import Check, Json, RankFraction, Tensors
-from merganser.cli.output import emit, say
+from merganser.cli.output import emit, say, wrap
 from merganser.cli.progress import ProgressReporter
 from merganser.report.collapsing import collapse_table
 
@@ -195,4 +195,4 @@ def _show_interference(found: Survey, tensors: bool) -> None:
         say("no matrix differs from the base: nothing can interfere")
         return
     say("\n\n".join(each.text() for each in shown))
-    say("\n".join(["", *(f"{advice.kind}: {advice.text}" for advice in found.advice)]))
+    say("\n".join(["", *(wrap(f"{advice.kind}: {advice.text}", "  ") for advice in found.advice)]))

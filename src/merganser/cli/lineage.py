@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from merganser.cli.options import Json, Made, Root
-from merganser.cli.output import emit, say
+from merganser.cli.output import emit, say, wrap
 
 
 def command(
@@ -50,8 +50,8 @@ def command(
     for licence, labels in family.licences.items():
         say(f"licence  {licence}: {', '.join(labels)}")
     for conflict in family.conflicts:
-        say(f"conflict {conflict}")
+        say(wrap(f"conflict {conflict}", " " * 9))
     for each in (*family.terms, *family.notes):
-        say(f"note     {each}")
+        say(wrap(f"note     {each}", " " * 9))
     if html is not None:
         say(f"wrote {html}")

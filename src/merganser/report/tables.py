@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,8 +33,8 @@ class Table:
     def text(self, width: int | None = None) -> str:
         """Return the table as text, with padded columns and numbers right-aligned.
 
-        A table that is too wide shortens its longest texts, and then continues below with the columns that are left,
-        each part with the first column again.
+        A table that is too wide breaks sentences in its last column, shortens its longest names, and then continues
+        below with the columns that are left, each part with the first column again.
 
         Args:
             width: The columns that fit; by default those of the terminal.
@@ -48,21 +49,37 @@ class Table:
         kept = [number or _are_ranges([line[i] for line in cells[1:]]) for i, number in enumerate(numeric)]
         least = [size if keep else min(size, _LEAST) for size, keep in zip(widths, kept, strict=True)]
         widths = _shrink(widths, [_least([line[0] for line in cells], room), *least[1:]], room)
-        cells = [[shorten(cell, size) for cell, size in zip(line, widths, strict=True)] for line in cells]
+        groups = _groups(widths, room)
+        sentences = any(line[-1].count(" ") >= _SENTENCE for line in cells) if len(widths) > 1 else False
+        cells = [row for line in cells for row in _fit(line, widths, sentences and len(groups) == 1)]
         parts = [
             "\n".join(
                 "  ".join(line[i].rjust(widths[i]) if numeric[i] else line[i].ljust(widths[i]) for i in group).rstrip()
                 for line in cells
             )
-            for group in _groups(widths, room)
+            for group in groups
         ]
-        return "\n".join([*([self.caption] if self.caption else []), "\n\n".join(parts)])
+        caption = textwrap.wrap(self.caption, max(40, room), break_long_words=False, break_on_hyphens=False)
+        return "\n".join([*caption, "\n\n".join(parts)])
 
 
+#: Texts with so many spaces are broken between words; others are names.
+_SENTENCE = 3
 #: Texts are not shortened below this many letters.
 _LEAST = 12
 #: Ranges of numbers, such as -0.327 to +0.327, which would be other numbers if shortened.
 _RANGE = re.compile(r"(?=.{,18}$)[-+−]?\d[\d.,]* to [-+−]?\d[\d.,]*")
+
+
+def _fit(line: Sequence[str], widths: Sequence[int], broken: bool) -> list[list[str]]:
+    """Return the cells of a line at the widths of their columns: with more lines for the last cell if it is broken,
+    else shortened.
+    """
+    *names, last = (shorten(cell, size) for cell, size in zip(line, widths, strict=True))
+    if not broken:
+        return [[*names, last]]
+    first, *more = textwrap.wrap(line[-1], widths[-1], break_on_hyphens=False) or [""]
+    return [[*names, first], *([*[""] * len(names), part] for part in more)]
 
 
 def _are_ranges(cells: Sequence[str]) -> bool:
