@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from merganser.evaluate.generation import ExactMatch, LetterChoice
 from merganser.evaluate.likelihoods import score_continuations
 from merganser.evaluate.loaders import Loader
 from merganser.evaluate.questions import tokenizer_at
+from merganser.evaluate.sampling import batches_by_length
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 
@@ -169,3 +172,30 @@ def test_a_chat_template_has_turns_and_its_own_marks(llamas, tmp_path):
     )
     chat = ExactMatch(asked, str(folder), shots=1, examples=examples, chat=True, prompt="{question}")
     assert chat.ask(chat.records[0]) == "<user>w1<assistant>w2<user>w3<assistant>"
+
+
+def test_questions_are_tokenized_once_for_all_models(llamas, monkeypatch):
+    quiz = MultipleChoice(str(llamas / "quiz.jsonl"), str(llamas / "base"))
+    made = []
+    original = MultipleChoice._pairs
+
+    def counted(self, model, item, record):
+        made.append(item)
+        return original(self, model, item, record)
+
+    monkeypatch.setattr(MultipleChoice, "_pairs", counted)
+    with torch.inference_mode():
+        for name in ("math", "code"):
+            quiz(Loader("causal-lm", str(llamas / name))().eval(), [0, 1, 3])
+    assert made == [0, 1, 3]
+    assert "_tokenized" not in pickle.loads(pickle.dumps(quiz)).__dict__
+
+
+def test_few_short_sequences_share_a_batch_and_many_do_not():
+    assert [sorted(each) for each in batches_by_length([10, 20, 30, 40], 16)] == [[0, 1, 2, 3]]
+    for lengths in ([10] * 9 + [40] * 9, [300, 200, 100]):
+        for chosen in batches_by_length(lengths, 16):
+            longest = max(lengths[n] for n in chosen)
+            padding = [longest - lengths[n] for n in chosen]
+            assert sum(padding) <= 64 or max(padding) <= max(8, longest // 4)
+    assert len(list(batches_by_length([300, 200, 100], 16))) == 3

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -126,9 +127,8 @@ class MultipleChoice(Prompted):
                 raise InputError("chat: a server cannot score options within its chat template; use kind choice")
             logs = iter(model.score([(self.ask(r), f" {option}") for r in records for option in r["options"]]))
         else:
-            asked = zip(items, records, strict=True)
-            pairs = [pair for item, record in asked for pair in self._pairs(model, item, record)]
-            logs = iter([each.log for each in score_continuations(model, pairs, self.batch)])
+            found = score_continuations(model, self._all_pairs(model, items), self.batch)
+            logs = iter([each.log for each in found])
         return [torch.tensor([next(logs) for _ in record["options"]], dtype=torch.float64) for record in records]
 
     def __call__(self, model: nn.Module | Server, items: Sequence[int]) -> Measures:
@@ -141,6 +141,22 @@ class MultipleChoice(Prompted):
             measures[SCORE].append(float(int(found.argmax()) == record["answer"]))
             measures["soft"].append(float(soft[record["answer"]]))
         return measures
+
+    @cached_property
+    def _tokenized(self) -> dict[tuple[int, int, bool], list[Pair]]:
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in super().__getstate__().items() if k != "_tokenized"}
+
+    def _all_pairs(self, model: nn.Module, items: Sequence[int]) -> list[Pair]:
+        """Return the tokens of items, which are the same for all models of one kind and are made once."""
+        decoding = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        limit, known = self.limit(model), self._tokenized
+        for item in items:
+            if (item, limit, decoding) not in known:
+                known[item, limit, decoding] = self._pairs(model, item, self.records[item])
+        return [pair for item in items for pair in known[item, limit, decoding]]
 
     def _pairs(self, model: nn.Module, item: int, record: Mapping[str, Any]) -> list[Pair]:
         """Return the tokens of the prompt and of each option after it."""

@@ -232,14 +232,19 @@ def _branched(
     """Score continuations (row of the batch, number of the pair): the first token follows from the log-probabilities
     `last` after the prompts, so that only longer ones need a pass.
     """
-    found = {n: _likelihood(last[row][None], pairs[n][1]) for row, n in branches if len(pairs[n][1]) == 1}
+    short = [(row, n, pairs[n][1][0]) for row, n in branches if len(pairs[n][1]) == 1]
+    found: dict[int, Likelihood] = {}
+    if short:
+        rows, numbers, tokens = (list(each) for each in zip(*short, strict=True))
+        logs, greedy = last[rows, tokens].tolist(), last.argmax(-1)[rows].tolist()
+        found = {n: Likelihood(log, g == t) for n, t, log, g in zip(numbers, tokens, logs, greedy, strict=True)}
     longer = [(row, n) for row, n in branches if n not in found]
     for chosen in batches_by_length([len(pairs[n][1]) for _, n in longer], batch):
         here = [longer[place] for place in chosen]
-        tokens = [pairs[n][1][:-1] for _, n in here]
-        logits, _ = _extended(model, past.rows([row for row, _ in here]), tokens)
+        starts = [pairs[n][1][:-1] for _, n in here]
+        logits, _ = _extended(model, past.rows([row for row, _ in here]), starts)
         for place, (row, n) in enumerate(here):
-            before = torch.cat([last[row][None], _log_probabilities(logits[place, : len(tokens[place])])])
+            before = torch.cat([last[row][None], _log_probabilities(logits[place, : len(starts[place])])])
             found[n] = _likelihood(before, pairs[n][1])
     return found
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-#: Padding that a sequence may always have in a batch.
-SLACK = 8
+#: Padding that a sequence may always have in a batch, and that a whole batch may have: a pass of its own for few
+#: sequences costs more.
+SLACK, BATCH_SLACK = 8, 64
 
 
 def order_items(examiner: Sized, seed: int = 0) -> list[int]:
@@ -59,16 +60,20 @@ def batches_by_length(lengths: Sequence[int], batch: int) -> Iterator[list[int]]
         batch: Maximum sequences per batch.
 
     Yields:
-        Positions, each once. A sequence is at most a quarter padding.
+        Positions, each once. A sequence is at most a quarter padding, unless the whole batch has little of it.
 
     Example:
         >>> list(batches_by_length([3, 90, 4, 80], 16))
         [[1, 3], [2, 0]]
     """
     batches: list[list[int]] = []
+    longest = padded = 0
     for position in sorted(range(len(lengths)), key=lambda position: -lengths[position]):
-        longest = lengths[batches[-1][0]] if batches else 0
-        if not batches or len(batches[-1]) == batch or longest - lengths[position] > max(SLACK, longest // 4):
+        padding = longest - lengths[position]
+        wasteful = padding > max(SLACK, longest // 4) and padded + padding > BATCH_SLACK
+        if not batches or len(batches[-1]) == batch or wasteful:
             batches.append([])
+            longest, padded, padding = lengths[position], 0, 0
+        padded += padding
         batches[-1].append(position)
     yield from batches
