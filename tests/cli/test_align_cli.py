@@ -14,6 +14,7 @@ from merganser.cli import build
 from merganser.cli.align import once
 from merganser.cli.factories import build_network
 from merganser.errors import InputError
+from support.tiny_models import tiny_model
 
 runner = CliRunner()
 counter = itertools.count()
@@ -203,7 +204,7 @@ def test_a_tied_weight_is_kept_under_the_name_it_came_with():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "to derive the symmetries"),
+        ((), "name a function that returns the network"),
         (("--model", "nowhere.to.be.found:f"), "no module 'nowhere.to.be.found'"),
         (("--model", "MODULE"), "package.module:function"),
         (("--model", "MODULE:netwrok"), "did you mean 'network'"),
@@ -330,3 +331,31 @@ def test_a_network_without_example_inputs_is_a_network_all_the_same(user):
     network, inputs = build_network(f"{module}:network")
     assert isinstance(network, nn.Module)
     assert inputs is None
+
+
+def test_models_of_transformers_need_no_function_and_load_again(tmp_path, monkeypatch):
+    """The network is built from the config; the results are directories, and the aligned ones compute the same."""
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    networks = {}
+    for seed, name in enumerate(("a", "b")):
+        networks[name] = tiny_model(transformers.LlamaForCausalLM, {}, seed).eval()
+        networks[name].save_pretrained(name)
+    result = runner.invoke(build(), ["align", "./a", "./b", "out", "--kind", "orthogonal"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "aligned/, merged/" in result.output
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    tokens = torch.arange(12).reshape(2, 6)
+    assert torch.isfinite(load("out/merged")(tokens).logits).all()
+    for name, network in networks.items():
+        again = load(f"out/aligned/{name}").eval()
+        torch.testing.assert_close(again(tokens).logits, network(tokens).logits, atol=1e-4, rtol=1e-3)
+    assert runner.invoke(build(), ["report", "out"], catch_exceptions=False).exit_code == 0
+
+
+def test_weights_without_a_config_ask_for_the_network(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        save_file({"weight": torch.zeros(2, 2)}, f"{name}.safetensors")
+    with pytest.raises(InputError, match="name a function that returns the network .*--permutations of an earlier"):
+        runner.invoke(build(), ["align", "a.safetensors", "b.safetensors", "out"], catch_exceptions=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from merganser.cli.factories import build_network, derive_symmetry, load_batches
+from merganser.cli.factories import build_network, derive_from_config, derive_symmetry, load_batches
 from merganser.cli.naming import name_checkpoints
 from merganser.cli.options import Json, Out, Overwrite, Seed
 from merganser.cli.output import emit, say
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from merganser.align import Symmetry, Universe
+    from merganser.checkpoints import Checkpoint
 
 MATCHINGS = ("universe", "weights", "frank_wolfe", "merge_many")
 #: Points of a segment, and of each side of a plane, at which the loss is measured.
@@ -37,7 +38,9 @@ def command(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:FUNCTION", help="Function that returns the network, or (network, example_inputs)."
+            metavar="MODULE:FUNCTION",
+            help="Function that returns the network, or (network, example_inputs); default: from the config of the "
+            "first CKPT.",
         ),
     ] = None,
     shape: Annotated[str | None, typer.Option(help="Shape of an example input, e.g. 1x3x32x32.")] = None,
@@ -78,9 +81,10 @@ def command(
 
     The symmetries are derived from the network itself and self-tested; no data is needed. OUT contains
     aligned/NAME.safetensors for every checkpoint (the same function, in the common space), merged.safetensors,
-    permutations.safetensors, symmetry.json and alignment.json (the printed results). `merganser report OUT` writes a
-    page about them. With --batches, it shows the loss between every two networks before and after alignment, and over
-    the plane of the first three; the loss is the cross-entropy for classes, else the mean squared error.
+    permutations.safetensors, symmetry.json and alignment.json (the printed results). Models with a config become
+    directories that transformers loads: aligned/NAME and merged. `merganser report OUT` writes a page about them.
+    With --batches, it shows the loss between every two networks before and after alignment, and over the plane of
+    the first three; the loss is the cross-entropy for classes, else the mean squared error.
     """
     from merganser.engine.directories import paths_in
     from merganser.engine.publishing import check_out
@@ -92,15 +96,20 @@ def command(
     if matching not in MATCHINGS:
         raise InputError(f"--matching {matching}: unknown{did_you_mean(matching, MATCHINGS)}")
     one_of("--kind", kind, ("permutation", "orthogonal"))
-    if model is None and permutations is None:
-        raise InputError(
-            "give --model pkg.module:factory to derive the symmetries, or --permutations of an earlier run"
-        )
     if batches is not None and model is None:
         raise InputError("--batches needs --model, the network that the batches are for")
     inputs = [path for reference in named.values() for path in paths_in(reference)]
     check_out(out, overwrite, [*inputs, *([permutations] if permutations else [])])
-    derive = partial(derive_symmetry, model or "", shape, kind=kind, outputs=outputs or None, allow_unused=allow_unused)
+    options = {"kind": kind, "outputs": outputs or None, "allow_unused": allow_unused}
+
+    def derive(first: Checkpoint) -> Symmetry:
+        if model is not None:
+            return derive_symmetry(model, shape, **options)
+        found, tested = derive_from_config(first, "reuse --permutations of an earlier run", **options)
+        if not tested:
+            say("note: the symmetry of this large network was derived without a self-test")
+        return found
+
     measure = partial(_landscape, model=model or "", data=_load_batches(batches, model or "")) if batches else None
     _align(named, out, overwrite, derive, matching, permutations, seed, as_json, measure)
 
@@ -109,7 +118,7 @@ def _align(
     named: Mapping[str, str],
     out: Path,
     overwrite: bool,
-    derive: Callable[[], Symmetry],
+    derive: Callable[[Checkpoint], Symmetry],
     matching: str,
     permutations: Path | None,
     seed: int,
@@ -133,7 +142,7 @@ def _align(
             found = align.Universe.load(permutations, states)
         else:
             reporter.step("deriving the symmetry", steps)
-            symmetry = derive()
+            symmetry = derive(opened[0])
             reporter.step("matching", steps)
             found = _match(states, symmetry, matching, seed)
         reporter.step("comparing", steps)
@@ -143,8 +152,10 @@ def _align(
             reporter.step("measuring barriers", steps)
             report["landscape"] = measure(list(named), found)
         reporter.step("writing", steps)
-        publish(out, lambda directory: _write(found, list(named), stored, report, directory), overwrite=overwrite)
-    _show({**report, "out": str(out)}, as_json)
+        models = dict(zip(named, opened, strict=True))
+        publish(out, lambda directory: _write(found, models, stored, report, directory), overwrite=overwrite)
+    merged = "merged/" if has_config(opened[0]) else "merged.safetensors"
+    _show({**report, "out": str(out), "merged": merged}, as_json)
 
 
 def _match(states: Sequence[dict[str, Tensor]], symmetry: Symmetry, matching: str, seed: int) -> Universe:
@@ -248,21 +259,39 @@ def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _write(
-    found: Universe, names: Sequence[str], stored: Sequence[set[str]], report: Mapping[str, Any], directory: Path
+    found: Universe,
+    models: Mapping[str, Checkpoint],
+    stored: Sequence[set[str]],
+    report: Mapping[str, Any],
+    directory: Path,
 ) -> None:
+    """Write the networks, as directories with their config if they have one, and what was found."""
     from safetensors.torch import save_file
 
-    def save(name: str, state: Mapping[str, Tensor], kept: set[str]) -> None:
+    from merganser.checkpoints.memory import StateDict
+    from merganser.recipes.saving import save as save_directory
+
+    def save(name: str, state: Mapping[str, Tensor], kept: set[str], model: Checkpoint) -> None:
         tensors = {key: tensor.contiguous() for key, tensor in state.items() if key in kept}
-        save_file(tensors, directory / f"{name}.safetensors", {"format": "pt"})
+        if not has_config(model):
+            save_file(tensors, directory / f"{name}.safetensors", {"format": "pt"})
+            return
+        view = StateDict(tensors, model.label)
+        view.directory = model.directory
+        save_directory(view, directory / name)
 
     (directory / "aligned").mkdir()
-    for position, name in enumerate(names):
-        save(f"aligned/{name}", found.to_universe(position), stored[position])
-    save("merged", found.merged(), stored[0])
+    for position, (name, model) in enumerate(models.items()):
+        save(f"aligned/{name}", found.to_universe(position), stored[position], model)
+    save("merged", found.merged(), stored[0], next(iter(models.values())))
     found.save(directory / "permutations.safetensors")
     (directory / "symmetry.json").write_text(found.symmetry.to_json() + "\n", encoding="utf-8")
     (directory / "alignment.json").write_text(json.dumps(plain(report), indent=1) + "\n", encoding="utf-8")
+
+
+def has_config(model: Checkpoint) -> bool:
+    """Return whether a checkpoint has a config beside its weights, as models of transformers have."""
+    return model.directory is not None and (model.directory / "config.json").is_file()
 
 
 def _show(report: dict[str, Any], as_json: bool) -> None:
@@ -278,7 +307,7 @@ def _show(report: dict[str, Any], as_json: bool) -> None:
     say(f"{pair_table(report).text()}\n")
     if segments := report.get("landscape", {}).get("segments"):
         say(f"{barrier_table(segments).text()}\n")
-    say(f"wrote {report['out']}: aligned/, merged.safetensors, permutations.safetensors, symmetry.json")
+    say(f"wrote {report['out']}: aligned/, {report['merged']}, permutations.safetensors, symmetry.json")
     for note in report["notes"]:
         say(f"note: {note}")
     if report["running_statistics"]:

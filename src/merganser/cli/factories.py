@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from merganser.align import Symmetry
+    from merganser.checkpoints import Checkpoint
+
+#: Largest transformers network, in parameters, that is built to self-test its symmetry.
+TESTED = 50_000_000
 
 
 def build_network(text: str, shape: str | None = None) -> tuple[nn.Module, Any]:
@@ -52,6 +56,41 @@ def derive_symmetry(model: str, shape: str | None, **options: Any) -> Symmetry:
             "factory, or give its shape, e.g. --shape 1x784"
         )
     return align.symmetry(network, inputs, **options)
+
+
+def derive_from_config(checkpoint: Checkpoint, instead: str, **options: Any) -> tuple[Symmetry, bool]:
+    """Return the symmetry of a model of transformers, built from its config, and whether it was self-tested.
+
+    `instead` says in messages what else the command offers if the model cannot be built.
+    """
+    from merganser import align
+    from merganser.checkpoints.json_file import read_config
+    from merganser.checkpoints.skeleton import new_skeleton
+
+    tested = sum(checkpoint.spec(name).numel for name in checkpoint.names()) <= TESTED
+    device = "cpu" if tested else "meta"
+    network = new_skeleton(read_config(checkpoint.directory), device)
+    if network is None:
+        raise InputError(
+            f"{checkpoint.label} has no config of a model that transformers knows: name a function that returns the "
+            f"network (--model net:build --shape 1x8), or {instead}"
+        )
+    inputs = example_of(network, device)
+    try:
+        found = align.symmetry(network, inputs, self_test=tested, **options)
+    except InputError as error:
+        if "does not run on the example inputs" not in str(error):
+            raise
+        raise InputError(
+            f"{error}; name a function that returns the network and inputs it runs on: --model net:build"
+        ) from error
+    if odd := next((name for name in checkpoint.names() if name not in found.axes), None):
+        raise InputError(
+            f"{checkpoint.label} has {odd!r}, which {type(network).__name__} of the installed transformers does not "
+            "have under this name: name a function that returns a network with the names of the checkpoint "
+            f"(--model net:build), or {instead}"
+        )
+    return found, tested
 
 
 def load_batches(text: str) -> list[Any]:

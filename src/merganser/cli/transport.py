@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from merganser.cli.factories import derive_symmetry, example_of
+from merganser.cli.factories import derive_from_config, derive_symmetry
 from merganser.cli.options import Out
 from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from merganser.checkpoints import Checkpoint
 
 MATCHINGS = ("weights", "frank_wolfe", "none")
-#: Largest transformers network, in parameters, that is built to self-test its symmetry.
-TESTED = 50_000_000
 
 
 @writes_view
@@ -133,41 +131,14 @@ def _derive(
 ) -> tuple[Symmetry, bool]:
     """Return the symmetry of the architecture, empty if nothing is matched, and whether it was self-tested."""
     from merganser.align.symmetries import Factor, Symmetry, product
-    from merganser.errors import InputError
 
     if matching == "none":
         axes = {name: tuple(product(Factor(None, n)) for n in new.spec(name).shape) for name in new}
         return Symmetry({}, axes, aliases=dict(new.aliases())), True
     if model is not None:
         return derive_symmetry(model, shape, kind=kind, outputs=outputs, allow_unused=allow_unused), True
-    from merganser import align
-    from merganser.checkpoints.json_file import read_config
-    from merganser.checkpoints.skeleton import new_skeleton
-
-    tested = sum(new.spec(name).numel for name in new.names()) <= TESTED
-    device = "cpu" if tested else "meta"
-    network = new_skeleton(read_config(new.directory), device)
-    if network is None:
-        raise InputError(
-            f"{new.label} has no config of a model that transformers knows: name a function that returns the network "
-            "(--model net:build --shape 1x8), or do not match the bases (--matching none)"
-        )
-    inputs = example_of(network, device)
-    try:
-        found = align.symmetry(network, inputs, kind=kind, outputs=outputs, allow_unused=allow_unused, self_test=tested)
-    except InputError as error:
-        if "does not run on the example inputs" not in str(error):
-            raise
-        raise InputError(
-            f"{error}; name a function that returns the network and inputs it runs on: --model net:build"
-        ) from error
-    if odd := next((name for name in new.names() if name not in found.axes), None):
-        raise InputError(
-            f"{new.label} has {odd!r}, which {type(network).__name__} of the installed transformers does not have "
-            "under this name: name a function that returns a network with the names of the checkpoint "
-            "(--model net:build), or do not match the bases (--matching none)"
-        )
-    return found, tested
+    options = {"kind": kind, "outputs": outputs, "allow_unused": allow_unused}
+    return derive_from_config(new, "do not match the bases (--matching none)", **options)
 
 
 def _transport(

@@ -30,7 +30,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     """Fill the page from the permutations, the aligned networks and the summary of the run, if there is one."""
     record = Record.load(directory / PERMUTATIONS)
     symmetry, moved = record.symmetry, [_moved(permutations) for permutations in record.permutations]
-    aligned = {file.stem: file for file in sorted((directory / "aligned").glob("*.safetensors"))}
+    aligned = {path.name.removesuffix(".safetensors"): path for path in sorted((directory / "aligned").iterdir())}
     summary = read_json(directory / SUMMARY)
     method = f" by {summary['method']}" if "method" in summary else ""
     lines = [f"{len(aligned)} networks aligned{method}: {', '.join(summary.get('models', aligned))}"]
@@ -54,8 +54,8 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     rows = [[name, atom.size, *(shares[name] for shares in moved)] for name, atom in symmetry.atoms.items()]
     names = summary.get("models") or [f"network {number}" for number in range(1, len(moved) + 1)]
     page.add(Table(["permutation", "units", *names], rows, "Share of the units that moved"))
-    merged = directory / "merged.safetensors"
-    if merged.is_file():
+    merged = next((path for path in (directory / "merged.safetensors", directory / "merged") if path.exists()), None)
+    if merged is not None:
         page.heading("Their average")
         page.items(facts(contents(open_checkpoint(merged), check=check)))
     return {"kind": "alignment", "models": list(names), "permutations": len(symmetry.atoms), **_kept(summary)}
