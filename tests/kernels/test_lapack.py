@@ -31,6 +31,30 @@ def test_leading_eigenpairs(n, share):
     assert torch.equal(lower, before)
 
 
+@pytest.mark.parametrize("k", [3, 40])
+def test_a_matrix_that_may_be_overwritten_gives_the_same_bits(k):
+    lower = torch.from_numpy(np.tril(positive(40)))
+    kept = leading_eigenpairs(lower, k)
+    overwritten = leading_eigenpairs(lower, k, overwrite=True)
+    assert all(torch.equal(*pair) for pair in zip(kept, overwritten, strict=True))
+
+
+def test_divide_and_conquer_takes_over_where_robust_representations_fail(monkeypatch):
+    call = lapack._call_with_workspace
+
+    def failing(name, *arguments):
+        if name == "stemr":
+            raise MerganserError("no")
+        call(name, *arguments)
+
+    matrix = positive(40)
+    monkeypatch.setattr(lapack, "_call_with_workspace", failing)
+    values, vectors = leading_eigenpairs(torch.from_numpy(np.tril(matrix)), 5)
+    wanted = np.linalg.eigvalsh(matrix)[::-1][:5]
+    np.testing.assert_allclose(values, wanted, rtol=1e-10)
+    np.testing.assert_allclose(matrix @ vectors.numpy(), vectors.numpy() * wanted, atol=1e-9 * wanted[0])
+
+
 @given(st.integers(0, 1000), st.integers(3, 60), st.data())
 @settings(max_examples=40, deadline=None)
 def test_repeated_and_vanishing_eigenvalues(seed, n, data):

@@ -14,6 +14,7 @@ from merganser.kernels.spectra import (
     Factors,
     effective_rank,
     gram,
+    mirror,
     randomized_svd,
     spectrum,
     spectrum_and_svd,
@@ -203,3 +204,11 @@ def test_spectrum_and_factors_from_one_decomposition(shape, share, rank):
     assert factors.rank == alone.rank
     np.testing.assert_allclose(factors.matrix(), alone.matrix(), atol=1e-9 * expected[0])
     np.testing.assert_allclose(factors.s, alone.s, rtol=1e-9)
+
+
+@pytest.mark.parametrize("n", [0, 1, 255, 256, 600])
+def test_mirror_fills_the_upper_triangle(n):
+    lower = torch.randn(n, n)
+    wanted = lower.tril() + lower.tril(-1).T
+    assert torch.equal(mirror(lower), wanted)
+    assert torch.equal(lower, wanted)

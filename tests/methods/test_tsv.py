@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import merganser
 from merganser.checkpoints.base import TensorSpec
+from merganser.methods import tsv
 from merganser.methods.base import Group
 from merganser.methods.registry import build
 from merganser.methods.tsv import TSV, decompose, orthogonal_sum
@@ -125,6 +126,20 @@ def test_orthogonal_experts_add_up():
     deltas = [(u[:, b] * np.linspace(2, 1, 10)) @ v[:, b].T for b in blocks]
     base = torch.zeros(50, 30, dtype=torch.float64)
     np.testing.assert_allclose(merge(deltas, base), sum(deltas), atol=1e-10)
+
+
+def test_experts_in_both_precisions_are_orthogonalised_in_float32(monkeypatch):
+    """One expert that float32 cannot decompose does not make the merge of all of them several times slower."""
+    draw = torch.Generator().manual_seed(0)
+    factors = decompose([torch.randn(40, 40, generator=draw) for _ in range(3)], 10)
+    wanted = orthogonal_sum(factors)
+    narrow = [type(part)(*(each.float() for each in part)) for part in factors[:2]]
+    seen = []
+    real = tsv.inverse_root
+    monkeypatch.setattr(tsv, "inverse_root", lambda side, *rest: seen.append(side.dtype) or real(side, *rest))
+    found = orthogonal_sum([*narrow, factors[2]])
+    assert seen == [torch.float32] * 2
+    assert float((found - wanted).norm() / wanted.norm()) < 1e-4
 
 
 @pytest.mark.parametrize("t", [5, 40])

@@ -20,7 +20,7 @@ from torch import Tensor
 from merganser.errors import MerganserError
 
 #: Every argument is a pointer: to characters, numbers or arrays.
-_ARGUMENTS = {"syrk": 10, "syevd": 11, "sytrd": 10, "sterf": 4, "stemr": 21, "ormtr": 13}
+_ARGUMENTS = {"syrk": 10, "syevd": 11, "sytrd": 10, "sterf": 4, "stemr": 21, "stedc": 11, "ormtr": 13}
 
 #: A workspace size that ormtr does not ask for; without it, it applies reflectors one by one, four times slower.
 _BLOCK_REFLECTOR = 65 * 64
@@ -40,21 +40,26 @@ def add_gram(rows: Tensor, total: Tensor) -> None:
         )  # fmt: skip
 
 
-def leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest eigenvalues, descending, and their vectors as columns; reads the lower triangle."""
+def leading_eigenpairs(symmetric: Tensor, k: int, overwrite: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the k largest eigenvalues, descending, and their vectors as columns; reads the lower triangle.
+
+    With `overwrite`, a contiguous matrix is destroyed and saves a copy.
+    """
     n = symmetric.shape[0]
     k = min(k, n)
+    symmetric = symmetric.contiguous() if overwrite else symmetric.clone(memory_format=torch.contiguous_format)
     values, vectors = _all_pairs(symmetric) if 2 * k >= n else _some_pairs(symmetric, k)
     # Column-major vectors are rows here, in ascending order.
     return values.flip(0)[:k], vectors.flip(0)[:k].T
 
 
-def eigenvalues_and_leading_vectors(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def eigenvalues_and_leading_vectors(symmetric: Tensor, k: int, overwrite: bool = False) -> tuple[Tensor, Tensor]:
     """Return all eigenvalues, descending, and the vectors of the k largest as columns, for hardly more than the cost
-    of `leading_eigenpairs`; reads the lower triangle.
+    of `leading_eigenpairs`; reads the lower triangle and overwrites like it.
     """
     n = symmetric.shape[0]
     k = min(k, n)
+    symmetric = symmetric.contiguous() if overwrite else symmetric.clone(memory_format=torch.contiguous_format)
     whole = symmetric.new_empty(n)
     if 2 * k >= n:
         whole, vectors = _all_pairs(symmetric)
@@ -64,27 +69,27 @@ def eigenvalues_and_leading_vectors(symmetric: Tensor, k: int) -> tuple[Tensor, 
 
 
 def _all_pairs(symmetric: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute by divide and conquer, with the vectors in place of a copy of the matrix."""
+    """Compute by divide and conquer, with the vectors in place of the matrix."""
     n = symmetric.shape[0]
-    vectors, values = symmetric.contiguous().clone(), symmetric.new_empty(n)
-    _call_with_workspace("syevd", values.dtype, b"V", b"U", _int(n), vectors.data_ptr(), _int(n), values.data_ptr())
-    return values, vectors
+    values = symmetric.new_empty(n)
+    _call_with_workspace("syevd", values.dtype, b"V", b"U", _int(n), symmetric.data_ptr(), _int(n), values.data_ptr())
+    return values, symmetric
 
 
 def _some_pairs(symmetric: Tensor, k: int, whole: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Reduce to a tridiagonal matrix, compute k of its pairs by relatively robust representations, and transform back.
-    All eigenvalues, which the tridiagonal matrix gives cheaply, are written to `whole`.
+    """Reduce to a tridiagonal matrix in place, compute k of its pairs by relatively robust representations, and
+    transform back. All eigenvalues, which the tridiagonal matrix gives cheaply, are written to `whole`.
 
     syevr takes the same steps, but uses bisection and inverse iteration for a part of the spectrum, which is slower.
     """
     n = symmetric.shape[0]
-    reflectors = symmetric.contiguous().clone()
     diagonal, beside, scales, values = (symmetric.new_empty(n) for _ in range(4))
     vectors = symmetric.new_empty(k, n)
     dtype, zero = symmetric.dtype, _number(0.0, symmetric.dtype)
     support = torch.empty(2 * k, dtype=torch.int32, device="cpu")
-    triangle = (b"U", _int(n), reflectors.data_ptr(), _int(n))
+    triangle = (b"U", _int(n), symmetric.data_ptr(), _int(n))
     _call_with_workspace("sytrd", dtype, *triangle, diagonal.data_ptr(), beside.data_ptr(), scales.data_ptr())
+    tridiagonal = diagonal.clone(), beside.clone()
     if whole is not None:
         _all_values(whole.copy_(diagonal), beside.clone())
     try:
@@ -93,13 +98,21 @@ def _some_pairs(symmetric: Tensor, k: int, whole: Tensor | None = None) -> tuple
             _int(n), _int(0), values.data_ptr(), vectors.data_ptr(), _int(n), _int(k), support.data_ptr(), _int(1),
         )  # fmt: skip
     except MerganserError:  # it may not tell apart the null vectors of a matrix of low rank
-        every, vectors = _all_pairs(symmetric)
-        return every[n - k :], vectors[n - k :]
+        values, vectors = _leading_of_tridiagonal(*tridiagonal, k)
     _call_with_workspace(
-        "ormtr", dtype, b"L", b"U", b"N", _int(n), _int(k), reflectors.data_ptr(), _int(n), scales.data_ptr(),
+        "ormtr", dtype, b"L", b"U", b"N", _int(n), _int(k), symmetric.data_ptr(), _int(n), scales.data_ptr(),
         vectors.data_ptr(), _int(n),
     )  # fmt: skip
     return values[:k], vectors
+
+
+def _leading_of_tridiagonal(diagonal: Tensor, beside: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest pairs of a tridiagonal matrix, ascending, by divide and conquer; overwrites both."""
+    n = diagonal.numel()
+    vectors = diagonal.new_empty(n, n)
+    pointers = (diagonal.data_ptr(), beside.data_ptr(), vectors.data_ptr())
+    _call_with_workspace("stedc", diagonal.dtype, b"I", _int(n), *pointers, _int(n))
+    return diagonal[n - k :], vectors[n - k :]
 
 
 def _all_values(diagonal: Tensor, beside: Tensor) -> None:
@@ -117,7 +130,7 @@ def _check(name: str, info: ctypes.c_int) -> None:
 def _call_with_workspace(name: str, dtype: torch.dtype, *arguments: Any) -> None:
     """Query a routine for the sizes of its workspaces, then call it with these."""
     info = ctypes.c_int()
-    integers = name in ("syevd", "stemr")
+    integers = name in ("syevd", "stemr", "stedc")
 
     def call(work: Tensor, lwork: int, iwork: Tensor, liwork: int) -> None:
         room = [work.data_ptr(), _int(lwork)] + ([iwork.data_ptr(), _int(liwork)] if integers else [])

@@ -29,7 +29,7 @@ LARGE = 512
 #: Largest allowed relative error of a truncated matrix. Orthogonalising may multiply it by about seven.
 ERROR = 1.5e-5
 #: Power steps before float32 is given up.
-STEPS = 2
+STEPS = 4
 #: Relative rounding of the eigenvalues of a float32 Gram matrix.
 ROUNDING = 4e-7
 #: Smallest share of σ₁² whose singular vectors a float32 Gram matrix resolves.
@@ -62,7 +62,7 @@ def leading_svd(matrix: Tensor, k: int) -> Factors:
     for _ in range(1 + STEPS):
         factors = _rayleigh_ritz(matrix, basis)
         if _error(matrix, leading := factors.truncate(k), values[width]) <= ERROR:
-            return leading
+            return Factors(*(part.clone() for part in leading))  # not views that keep the rest in memory
         basis = ((factors.u.T @ matrix) / factors.s[:, None]).T
     return spectra.top_svd(matrix, k)
 
@@ -107,7 +107,7 @@ def _leading(matrix: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
     """Return k singular values and right singular vectors, or None if float32 cannot resolve the last."""
     from merganser.kernels.lapack import leading_eigenpairs
 
-    squares, basis = leading_eigenpairs(spectra.gram(matrix, dtype=torch.float32), k)
+    squares, basis = leading_eigenpairs(spectra.gram(matrix, dtype=torch.float32), k, overwrite=True)
     return (squares.double().sqrt(), basis) if bool(squares[-1] > RESOLVED * squares[0]) else None
 
 
@@ -115,7 +115,7 @@ def _eigenvectors(matrix: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
     """Return all singular values and k right singular vectors, or None if float32 cannot resolve the last."""
     from merganser.kernels.lapack import eigenvalues_and_leading_vectors
 
-    squares, basis = eigenvalues_and_leading_vectors(spectra.gram(matrix, dtype=torch.float32), k)
+    squares, basis = eigenvalues_and_leading_vectors(spectra.gram(matrix, dtype=torch.float32), k, overwrite=True)
     resolved = squares[k - 1] > RESOLVED * squares[0]
     return (squares.double().clamp(min=0).sqrt(), basis) if bool(resolved) else None
 
@@ -125,10 +125,10 @@ def _rayleigh_ritz(matrix: Tensor, basis: Tensor) -> Factors:
     from merganser.kernels.lapack import leading_eigenpairs
 
     lower = spectra.gram(basis)
-    lower = torch.linalg.cholesky(lower.tril() + lower.tril(-1).T)
+    lower = torch.linalg.cholesky(spectra.mirror(lower))
     basis = torch.linalg.solve_triangular(lower, basis.T.double(), upper=False).float().T
     image = (basis.T @ matrix.T).T
-    squares, rotation = leading_eigenpairs(spectra.gram(image), basis.shape[1])
+    squares, rotation = leading_eigenpairs(spectra.gram(image), basis.shape[1], overwrite=True)
     s, rotation = squares.clamp(min=0).sqrt().float(), rotation.float()
     return Factors((rotation.T @ image.T).T / s, s, (rotation.T @ basis.T).T)
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from merganser.kernels.leading import LARGE
-from merganser.kernels.spectra import gram, leading_eigenpairs, times, transpose_times
+from merganser.kernels.spectra import gram, leading_eigenpairs, mirror, times, transpose_times
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ class InverseRoot(NamedTuple):
 
     def matrix(self) -> Tensor:
         active = self.weights > 0
-        lower = gram((self.vectors[:, active] * self.weights[active].sqrt()).T, dtype=self.vectors.dtype)
-        return lower.tril() + lower.tril(-1).T
+        rows = self.vectors.T if bool(active.all()) else self.vectors.T[active]
+        return mirror(gram(rows * self.weights[active].sqrt()[:, None], dtype=self.vectors.dtype))
 
 
 def inverse_root(matrix: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar") -> InverseRoot:

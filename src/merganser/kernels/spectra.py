@@ -24,6 +24,7 @@ RANK_FLOOR = 1e-12
 #: Below this side a float64 SVD is as fast and needs no second pass.
 SMALL = 32
 _BLOCK_ELEMENTS = 1 << 20
+_SIDE = 256
 #: Matrices of up to this many entries are held in float64 while they are decomposed; larger ones are streamed.
 HELD = 1 << 23
 
@@ -147,8 +148,19 @@ def gram(matrix: Tensor, without: Tensor | None = None, dtype: torch.dtype | Non
             add_gram(rows, total)
         else:
             total.addmm_(rows.T, rows)
-    _assert_finite(total)
+    _assert_finite(total.diagonal())  # sums of squares: they show what is not finite anywhere
     return total
+
+
+def mirror(lower: Tensor) -> Tensor:
+    """Copy the lower triangle of a square matrix to the upper, in place, and return the matrix."""
+    n = lower.shape[0]
+    for start in range(0, n, _SIDE):
+        stop = min(start + _SIDE, n)
+        corner = lower[start:stop, start:stop]
+        corner.copy_(corner.tril() + corner.tril(-1).T)
+        lower[start:stop, stop:] = lower[stop:, start:stop].T
+    return lower
 
 
 def spectrum(matrix: Tensor) -> Tensor:
@@ -190,7 +202,7 @@ def randomized_svd(matrix: Tensor, k: int, *, seed: int = 0, oversample: int = 1
 
 
 def leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest eigenvalues, descending, with their vectors, from the lower triangle."""
+    """Return the k largest eigenvalues, descending, with their vectors, from the lower triangle, which is destroyed."""
     from merganser.kernels import lapack
 
     n = symmetric.shape[0]
@@ -199,17 +211,19 @@ def leading_eigenpairs(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if symmetric.device.type != "cpu":
         values, vectors = torch.linalg.eigh(symmetric)
         return values.flip(0)[:k], vectors.flip(1)[:, :k]
-    return lapack.leading_eigenpairs(symmetric, k)
+    return lapack.leading_eigenpairs(symmetric, k, overwrite=True)
 
 
 def _eigenvalues_and_leading_vectors(symmetric: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return all eigenvalues, descending, with the vectors of the k largest, from the lower triangle."""
+    """Return all eigenvalues, descending, with the vectors of the k largest, from the lower triangle, which is
+    destroyed.
+    """
     from merganser.kernels.lapack import eigenvalues_and_leading_vectors
 
     if symmetric.device.type != "cpu":
         values, vectors = torch.linalg.eigh(symmetric)
         return values.flip(0), vectors.flip(1)[:, :k]
-    return eigenvalues_and_leading_vectors(symmetric, k)
+    return eigenvalues_and_leading_vectors(symmetric, k, overwrite=True)
 
 
 def _row_blocks(matrix: Tensor, dtype: torch.dtype | None = None) -> Iterator[tuple[slice, Tensor]]:

@@ -105,8 +105,9 @@ def orthogonal_sum(
     """
 
     def merge(parts: Sequence[Factors]) -> Tensor:
-        if orthogonalize == "polar" and len(parts) > 1 and all(part.s.dtype == torch.float32 for part in parts):
-            return _product_of_narrow(_concatenate(parts), tolerance, amplification).to(dtype or torch.float32)
+        if orthogonalize == "polar" and len(parts) > 1 and any(part.s.dtype == torch.float32 for part in parts):
+            narrow = Factors(*(part.float() for part in _concatenate(parts)))
+            return _product_of_narrow(narrow, tolerance, amplification).to(dtype or torch.float32)
         u, s, v = orthogonal(parts, orthogonalize, tolerance, dtype or torch.float32)
         # Orthonormal factors are well-conditioned: their product keeps all digits of `dtype`.
         return (u * s) @ v.T
@@ -144,14 +145,21 @@ def _product_of_narrow(factors: Factors, tolerance: float, amplification: float)
     u, s, v = factors
     if u.shape[0] < v.shape[0]:
         return _product_of_narrow(factors.T, tolerance, amplification).T
-    roots = side_by_side(partial(_root, tolerance=tolerance, kind="polar"), (u, v))
-    if max(root.mean_amplification for root in roots) > amplification:
-        raise IllConditioned
-    (left, precision), right = ((root.matrix(), root.precision(torch.float32)) for root in roots)
-    inner = s[:, None] * _times_root(v, *right).to(torch.float32).T
+    roots = side_by_side(partial(_narrow_root, tolerance=tolerance, amplification=amplification), (u, v))
+    (left, precision), right = roots
+    inner = _times_root(v, *right).to(torch.float32).T.mul_(s[:, None])
+    del roots, right
     if u.shape[0] >= u.shape[1] and precision == torch.float32:
         return u @ (left.to(torch.float32) @ inner)
     return _times_root(u, left, precision).to(torch.float32) @ inner
+
+
+def _narrow_root(side: Tensor, tolerance: float, amplification: float) -> tuple[Tensor, torch.dtype]:
+    """Return the root of one side and the dtype to apply it in; raises `IllConditioned`."""
+    root = _root(side, tolerance, "polar")
+    if root.mean_amplification > amplification:
+        raise IllConditioned
+    return root.matrix(), root.precision(torch.float32)
 
 
 def _root(side: Tensor, tolerance: float, kind: Literal["polar", "whiten"]) -> InverseRoot:
