@@ -4,8 +4,9 @@
 
 Fine-tunes a small Llama model (`--base`, e.g. stories15M) on three kinds of text: word problems, film reviews and
 requests to an assistant; two minutes with one thread. Gates that need prompts get eight training texts of each
-kind; `singular` gets none. Perplexity is on test texts, the tokens of each kind by themselves; the mean is geometric.
-`--gate` measures some gates again, and keeps the other rows of the file.
+kind; `singular` gets none. The base with the MLPs of the right expert for every text is what a perfect gate would give.
+Perplexity is on test texts, the tokens of each kind by themselves; the mean is geometric. `--gate` measures some gates
+again (`right`: the perfect one), and keeps the other rows of the file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import math
 import tempfile
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,8 @@ from benchmarks.language_texts import KINDS, perplexity, texts
 from benchmarks.records import record
 from merganser.errors import require
 
-GATES = ("hidden", "hidden_avg", "cheap_embed", "random", "uniform_random", "singular")
+RIGHT = "right"
+GATES = (RIGHT, "hidden", "hidden_avg", "cheap_embed", "random", "uniform_random", "singular")
 MERGES: dict[str, dict[str, Any]] = {
     "linear": {},
     "task_arithmetic": {"scale": 1.0},
@@ -61,12 +64,17 @@ def finetune(base: Path, kind: str, data: Path, steps: int, out: Path) -> Path:
     return out
 
 
-def scores(model: Path, test: dict[str, list[str]]) -> dict[str, float]:
-    """Perplexity on every kind of text, and their geometric mean."""
+def scores(model: Path, test: dict[str, list[str]], mlps: Mapping[str, Path] | None = None) -> dict[str, float]:
+    """Perplexity on every kind of text, and their geometric mean; with `mlps`, those of an expert for each kind."""
     transformers = require("transformers", "hf")
     network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    found = {kind: perplexity(network, tokenizer, own)[0] for kind, own in test.items()}
+    found = {}
+    for kind, own in test.items():
+        if mlps is not None:
+            expert = mg.open(mlps[kind])
+            network.load_state_dict({name: expert[name] for name in expert if ".mlp." in name}, strict=False)
+        found[kind] = perplexity(network, tokenizer, own)[0]
     return found | {"mean": math.exp(sum(map(math.log, found.values())) / len(found))}
 
 
@@ -86,8 +94,8 @@ def main() -> None:
     kept = json.loads(given.json.read_text())["results"]["rows"] if again else []
     rows: list[dict[str, Any]] = []
 
-    def show(name: str, per_token: int | None, path: Path) -> None:
-        rows.append({"model": name, "experts_per_token": per_token, **scores(path, test)})
+    def show(name: str, per_token: int | None, path: Path, mlps: Mapping[str, Path] | None = None) -> None:
+        rows.append({"model": name, "experts_per_token": per_token, **scores(path, test, mlps)})
         print(f"{name:28}", *(f"{rows[-1][kind]:9.2f}" for kind in (*KINDS, "mean")), flush=True)
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -105,6 +113,9 @@ def main() -> None:
             out = mg.run({**document, "parameters": settings}, place / method)
             show(f"merged, {method}", None, out)
         for gate in given.gate or GATES:
+            if gate == RIGHT:
+                show("the right expert's MLPs", None, given.base, experts)
+                continue
             for per_token in (1, 2):
                 entries = [
                     {"source_model": str(path), "positive_prompts": texts(given.data, kind, "train", 8)}

@@ -10,11 +10,13 @@ for a while. Text: MiniLM experts (mr, subj, trec) are moved to an encoder that 
 Every way may choose its scale among a few by validation data of the new task. "mask" keeps the entries whose sign
 agrees with a descent step on four labelled batches; what training on these batches alone gives stands beside it, and
 fine-tuning the new base on all of the data is the ceiling. Standard errors are over pairs of bases, or over tasks.
+Rows of networks that are not measured stay in the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -43,6 +45,9 @@ from merganser.align.transports import match_bases
 SCALES = (0.25, 0.5, 0.75, 1.0, 1.5)
 #: Steps and rate of fine-tuning images.
 TUNING = {"mlp": (300, 3e-4), "cnn": (200, 1e-3), "vit": (200, 1e-3)}
+NETWORKS = (*TUNING, "text")
+#: Sentences, in a fixed shuffle, that a text encoder is scored on.
+SCORED = 500
 TEXT_TASKS, OTHER = ("mr", "subj", "trec"), "clinc150"
 Batch = tuple[Any, Tensor]
 Score = Callable[[nn.Module], float]
@@ -159,12 +164,11 @@ def text_cases(data: Path, cache: Path) -> Iterator[Case]:
         return [(sentences.padded(chosen), sentences.labels[chosen]) for each in rounds for chosen in each]
 
     other_head = load_head(OTHER, 0, cache)
-    other = batches(with_states(load_task(OTHER, data, cache).test))
+    other = batches(with_states(load_task(OTHER, data, cache).test.slice(0, SCORED)))
     for name in TEXT_TASKS:
         task, head = load_task(name, data, cache), load_head(name, 0, cache)
-        train, validation, test = (
-            with_states(part) for part in (task.train.within(20_000), task.validation, task.test)
-        )
+        scored = (part.slice(0, SCORED) for part in (task.validation, task.test))
+        train, validation, test = (with_states(part) for part in (task.train.within(20_000), *scored))
         source, tuned, target = (Classifier(layers(own), head).eval() for own in ("", name, OTHER))
         torch.manual_seed(0)
         fresh = {"weight": 0.02 * torch.randn(head["weight"].shape), "bias": torch.zeros(len(head["bias"]))}
@@ -273,13 +277,15 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", nargs="+", choices=(*TUNING, "text"), default=(*TUNING, "text"))
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=NETWORKS)
     parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
     parser.add_argument("--json", type=Path)
     add_locations(parser)
     given = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
+    before = json.loads(given.json.read_text())["results"]["rows"] if given.json and given.json.exists() else []
+    kept = [row for row in before if row["network"] not in given.networks]
     for network in given.networks:
         text, known = network == "text", dict[str, Symmetry]()
         for case in (
@@ -292,7 +298,8 @@ def main() -> None:
                 print(
                     f"{network:5}{case.release:14}{row['way']:30}{marks}{row['new']:.4f} {row['old']:.4f}", flush=True
                 )
-        record(given.json, {"rows": summarise(rows)}, given.seeds)
+            found = sorted([*kept, *summarise(rows)], key=lambda row: NETWORKS.index(row["network"]))
+            record(given.json, {"rows": found}, given.seeds, added=bool(kept))
 
 
 if __name__ == "__main__":
