@@ -10,7 +10,7 @@ from torch import nn
 import merganser as mg
 from merganser.engine.live import LiveModule
 from merganser.errors import InputError
-from merganser.methods.sparsify import Band
+from merganser.methods.sparsify import Band, RankedDrop
 
 
 class Net(nn.Module):
@@ -116,3 +116,54 @@ def test_a_float32_module_holds_the_rounded_weights_of_the_output(tmp_path, dtyp
     for name, tensor in mg.open(tmp_path / "out").state_dict().items():
         assert tensor.dtype == dtype
         assert torch.equal(module[name], tensor.float()), name
+
+
+def made_of_matrices(folder, dtype=torch.bfloat16):
+    """A module, and the files of a base and two models of its shapes."""
+    torch.manual_seed(0)
+    shapes = {"first": (300, 200), "third": (3000, 1600), "stack": (2, 300, 500), "norm": (9,)}
+    base = {name: torch.randn(shape) for name, shape in shapes.items()}
+    for name in ("base", "a", "b"):
+        tuned = {n: (t + 0.1 * (name != "base") * torch.randn_like(t)).to(dtype) for n, t in base.items()}
+        save_file(tuned, folder / f"{name}.safetensors")
+    return nn.ParameterDict({name: torch.zeros(shape) for name, shape in shapes.items()}).requires_grad_(False)
+
+
+@pytest.mark.parametrize("method", ["dare_linear", "dare_ties", "della", "della_linear"])
+@pytest.mark.parametrize("room", [0, 3 << 20, 1 << 30])
+def test_draws_are_kept_while_weights_move(tmp_path, method, room):
+    """However much room there is, every load holds what the recipe merges."""
+    module, opened = made_of_matrices(tmp_path), {}
+    live = LiveModule(module, room=room)
+    for a, density in ((0.3, 0.5), (-0.8, 0.5), (0.7, 0.4)):
+        document = recipe(tmp_path, a, 0.9, density=density) | {"method": method}
+        live.load(mg.recipes.prepare(mg.recipes.load(document), lambda r: opened.setdefault(r, mg.open(r))))
+        assert live.held <= room
+        assert room < 1 << 30 or live.held == 8 * (300 * 200 + 3000 * 1600 + 2 * 300 * 500)
+        for name, tensor in mg.merge(
+            [mg.open(m["path"]) for m in document["models"]],
+            method=method, base=mg.open(document["base"]), weight=[a, 0.9], density=density,
+        ).items():  # fmt: skip
+            assert torch.equal(module[name], tensor.float()), (name, a)
+
+
+def test_the_second_load_draws_nothing(tmp_path, monkeypatch):
+    module, opened, thinned = made_of_matrices(tmp_path), {}, []
+    live = LiveModule(module, room=1 << 30)
+    thin_ = RankedDrop.thin_
+    monkeypatch.setattr(RankedDrop, "thin_", lambda self, *given: thinned.append(given[1].name) or thin_(self, *given))
+
+    def load(method="della", a=0.5, **values):
+        thinned.clear()
+        document = recipe(tmp_path, a, **values) | {"method": method}
+        live.load(mg.recipes.prepare(mg.recipes.load(document), lambda r: opened.setdefault(r, mg.open(r))))
+        return {*thinned}
+
+    small = {"norm"}  # not worth keeping
+    assert load(density=0.5) == {"first", "third", "stack", "norm"}
+    assert load(a=0.9, density=0.5) == small
+    assert load(a=0.9, density=0.5, scale=0.5) == small
+    assert load("della_linear", density=0.5) == small, "the same draws"
+    assert load(density=0.4) == {"first", "third", "stack", "norm"}
+    load("ties", density=0.5)
+    assert live.held == 0, "memory is given back when the rule draws no more"

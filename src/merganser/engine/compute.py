@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -16,12 +16,14 @@ from merganser.engine import fused
 from merganser.engine.blocks import SPAN, Piece, bounds, join, spans, take
 from merganser.engine.changes import LEAST, Change, compare_sample, conclude, is_looked_at
 from merganser.engine.footprint import footprint
+from merganser.engine.kept import Kept
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output, Source
 from merganser.engine.preparation import Preparation, Preparing, prepare_methods
 from merganser.engine.ranges import check_input, check_result
 from merganser.engine.running_digests import SourceDigests
 from merganser.engine.tensor_blocks import Mapper, TensorBlocks, serial
+from merganser.engine.thinning import continue_from_kept
 from merganser.lazy import torch
 from merganser.methods.base import Group
 
@@ -41,8 +43,8 @@ class Arithmetic:
     changes: bool = False
     #: The digest that records which stored tensors were read, for sinks that keep it (`checkpoints.digests`).
     digest: str | None = None
-    #: The last state of every output with all that it depends on, kept from merge to merge of the same sources.
-    states: dict[str, tuple[Any, Any]] | None = None
+    #: What is kept from merge to merge of the same sources.
+    kept: Kept | None = None
 
 
 class Computations:
@@ -57,8 +59,8 @@ class Computations:
     ) -> None:
         self.merge = merge
         self.settings = settings or Arithmetic()
-        #: Recorded merges that serve every output with the same rule, by the rule and whether there is a base.
-        self.recordings: dict[tuple[int, bool], fused.Recorded] = {}
+        #: Recordings that serve every output with the same rule, by purpose, rule and whether there is a base.
+        self.recordings: dict[tuple[str, int, bool], fused.Recorded] = {}
         self._digested: set[StoredRead] = set()
         self._lock = threading.Lock()
         if prepared is not None:
@@ -147,21 +149,19 @@ class Computation:
         single = len(self.spans) == len(self.spans[0]) == 1
         if single and not self._recordable:  # read and widened once for the reduction and the merge
             self._held = list(self.groups(self.spans[0]))
-        known, cause = self.settings.states, self._cause_of_state()
-        if known is None or cause is None:
+        kept, cause = self.settings.kept, self.cause_of(self.method.reduced_by())
+        if kept is None or cause is None:
             return self.method.reduce(TensorBlocks(self, mapper))
-        if self.output.name not in known or known[self.output.name][0] != cause:
-            known[self.output.name] = cause, self.method.reduce(TensorBlocks(self, mapper))
-        return known[self.output.name][1]
+        return kept.state(self.output.name, cause, lambda: self.method.reduce(TensorBlocks(self, mapper)))
 
-    def _cause_of_state(self) -> Any:
-        """Return everything that the state depends on if the sources stay the same; None if that includes other
-        tensors.
+    def cause_of(self, parameters: Hashable) -> Any:
+        """Return everything that a result with these parameters depends on if the sources stay the same; None if that
+        includes other tensors.
         """
         if self.method.looks_first:
             return None
         read = [(str(self.plan.models[source.model].path), source.name) for source in self.output.reads]
-        return self.method.reduced_by(), read, self.labels, self.plan.seed
+        return parameters, read, self.labels, self.plan.seed
 
     def merge(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, Tensor]]:
         """Yield the merged blocks of a span in the dtype of the arithmetic."""
@@ -181,10 +181,7 @@ class Computation:
 
         With `place`, the flat tensor that they are for, blocks are computed into it where that is possible.
         """
-        if self._merging is None or self._merging[0] is not state:
-            self._merging = state, self._record_merge(state)
-        recorded = self._merging[1]
-        addresses = self.addresses(span) if recorded else None
+        recorded, addresses = continue_from_kept(self, span, state) or self._stored(span, state)
         if recorded is None or addresses is None:
             yield from self._finished(span, state)
             return
@@ -255,14 +252,22 @@ class Computation:
         about = self._about | {"models": len(self.output.inputs), "base": self.output.base is not None}
         return fused.record(function, about, stores)
 
-    def _record_merge(self, state: Any) -> fused.Recorded | None:
-        key = (id(self.method), self.output.base is not None)
-        known = self._among.recordings.get(key) if state is None and self._recordable else None
+    def record_shared(self, function: Callable[[Group], Tensor], purpose: str) -> fused.Recorded | None:
+        """Record a function that needs no state, or return its recording for another output with the same rule."""
+        key = (purpose, id(self.method), self.output.base is not None)
+        known = self._among.recordings.get(key) if self._recordable else None
         if known is None:
-            known = self.record(lambda group: self.method.merge(group, state), stores=True)
-            if state is None and known is not None and not known.specific:
+            known = self.record(function, stores=True)
+            if known is not None and not known.specific:
                 self._among.recordings[key] = known
         return known
+
+    def _stored(self, span: list[Piece], state: Any) -> tuple[fused.Recorded | None, fused.Addresses | None]:
+        """Return the recording of the rule, and the addresses of what it reads in this span."""
+        if self._merging is None or self._merging[0] is not state:
+            merge: Callable[[Group], Tensor] = lambda group: self.method.merge(group, state)  # noqa: E731
+            self._merging = state, self.record_shared(merge, "merge") if state is None else self.record(merge, True)
+        return self._merging[1], self.addresses(span) if self._merging[1] else None
 
     def addresses(self, span: list[Piece]) -> fused.Addresses | None:
         """Read the rows of a span, as they are stored."""

@@ -12,11 +12,13 @@ from torch import nn
 from merganser.checkpoints.base import Checkpoint
 from merganser.engine.compute import Arithmetic
 from merganser.engine.execute import execute
+from merganser.engine.kept import Kept
 from merganser.engine.merge import Merge
 from merganser.engine.modules import ModuleSink, ModuleTensors
 from merganser.engine.plan import Output
 from merganser.engine.ranges import NARROW
 from merganser.errors import InputError
+from merganser.methods.base import Thinning
 from merganser.methods.registry import lookup
 
 Mark = tuple[Any, ...]
@@ -31,20 +33,27 @@ class LiveModule:
     Args:
         module: The network to fill; the checkpoint's names may have or lack its base prefix.
         finite: Whether the sources are known to be finite, so that loads need not check them.
+        room: The number of bytes in which task vectors that were dropped at random are kept, so that the next weight
+            does not draw again. They need four bytes for each parameter of each model.
 
     Example:
         >>> live = LiveModule(AutoModelForCausalLM.from_pretrained("base"))
         >>> changed = live.load(mg.recipes.prepare(mg.recipes.load("recipe.yml")))
     """
 
-    def __init__(self, module: nn.Module, *, finite: bool = False) -> None:
+    def __init__(self, module: nn.Module, *, finite: bool = False, room: int = 0) -> None:
         self.module = module
         self.finite = finite
         self._loaded: dict[str, Mark] = {}
         self._same: dict[tuple[Any, ...], bool] = {}
-        self._states: dict[str, tuple[Any, Any]] = {}
+        self._kept = Kept(room)
         self._first: Checkpoint | None = None
         self._tensors = ModuleTensors(module)
+
+    @property
+    def held(self) -> int:
+        """The number of bytes in which task vectors are kept; at most `room`."""
+        return self._kept.held
 
     def load(self, merge: Merge, workers: int | None = None) -> list[Output]:
         """Fill the module with a merge.
@@ -75,7 +84,9 @@ class LiveModule:
             self._loaded = {name: mark for name, mark in self._loaded.items() if name not in names}
             # If the sources are known to be finite, check only what may overflow.
             unchecked = self.finite and not any(o.spec.element.name in NARROW for o in changed)
-            settings = Arithmetic(allow_nan=unchecked, states=self._states)
+            if not any(_draws(merge, output) for output in plan.outputs):
+                self._kept.forget_vectors()
+            settings = Arithmetic(allow_nan=unchecked, kept=self._kept)
             with torch.no_grad():
                 execute(merge, ModuleSink(self.module, kept), workers=workers, settings=settings)
             self._loaded = marks
@@ -130,3 +141,9 @@ def _looks(merge: Merge, told: dict[int, str]) -> dict[str, Mark]:
         if not output.copies and merge.rule(output).method.looks_first:
             found[output.method] = (*found.get(output.method, ()), output.name, told[id(output.parameters)])
     return found
+
+
+def _draws(merge: Merge, output: Output) -> bool:
+    """Return whether the rule of an output thins task vectors in a way that is worth keeping."""
+    method = None if output.copies else merge.rule(output).method
+    return isinstance(method, Thinning) and method.thinned_by() is not None

@@ -7,27 +7,17 @@ the recording with an exception, and torch computes the rule.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
+from merganser.kernels.layouts import DROPS, lay_out
 from merganser.kernels.tiles import STEP, TILE, Program, Results
 from merganser.lazy import np, torch
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-#: The steps of `tiles.c`, in the order of its enumeration.
-Op = IntEnum(
-    "Op",
-    "LOAD LOAD_MINUS STORE FILL ADD SUB MUL DIV MAX MIN COPYSIGN AXPY ADDCMUL LERP ADDS MULS MAXS MINS ABS NEG SIGN "
-    "SHRINK GES SELECT BY_ROW DROP DROP_BY_RANK SUM NONZERO SCAN TAKE",
-    start=0,
-)
-#: Steps that leave no value in a register.
-_ENDS = {"STORE", "SUM", "NONZERO", "SCAN", "TAKE"}
 _Array: TypeAlias = "npt.NDArray[Any]"
 
 
@@ -35,8 +25,7 @@ class NotRecordable(Exception):
     """A rule needs an operation that cannot be done tile by tile."""
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     op: str
     inputs: tuple[int, ...]
     fields: tuple[tuple[str, Any], ...]
@@ -73,7 +62,7 @@ class Recording:
 
     def note(self, op: str, *inputs: int, tables: tuple[_Array, ...] = (), **fields: Any) -> int:
         step = _Step(op, inputs, tuple(fields.items()), tables)
-        key = (op, inputs, repr(step.fields), tuple(map(id, tables)))
+        key = (op, inputs, repr(step.fields) if fields else "", tuple(map(id, tables)) if tables else ())
         if key not in self._known:
             self._known[key] = len(self.steps)
             self.steps.append(step)
@@ -95,36 +84,21 @@ class Recording:
 
     def program(self) -> Program:
         """Return the recorded program, without steps that lead to no result, in as few registers as possible."""
-        wanted: set[int] = set()
-        for index in reversed(range(len(self.steps))):
-            if self.steps[index].op in _ENDS or index in wanted:
-                wanted |= {index, *self.steps[index].inputs}
-        self._load_differences(wanted)
-        order = sorted(wanted)
-        last = {value: index for index in order for value in self.steps[index].inputs}
-        register: dict[int, int] = {}
-        free: list[int] = []
+        laid = lay_out(tuple((step.op, step.inputs) for step in self.steps))
         draws: list[int] = []
-        packed = np.zeros(len(order), STEP)
-        for row, index in zip(packed, order, strict=True):
-            step = self.steps[index]
-            row["op"] = Op[step.op]
-            for name, value in zip("abc", step.inputs, strict=False):
-                row[name] = register[value]
-            for name, value in step.fields:
-                row[name] = value
-            for name, table in zip(("table", "more"), step.tables, strict=False):
-                row[name] = table.ctypes.data
-            if step.op.startswith("DROP"):
-                draws += [] if row["place"] in draws else [int(row["place"])]
-                row["place"] = draws.index(row["place"])
-            free += [register[value] for value in dict.fromkeys(step.inputs) if last[value] == index]
-            if step.op not in _ENDS:
-                register[index] = free.pop() if free else len({*register.values()})
-                row["to"] = register[index]
+        rows = []
+        for op, registers, index in laid.rows:
+            fields = dict(self.steps[index].fields)
+            tables = [table.ctypes.data for table in self.steps[index].tables] + [0, 0]
+            place = fields.get("place", 0)
+            if op in DROPS:
+                draws += [] if place in draws else [place]
+                place = draws.index(place)
+            numbers = [fields.get(name, 0) for name in ("x", "y", "low", "high")]
+            rows.append((op, *registers, *numbers, 0, place, *tables[:2]))
         return Program(
-            packed,
-            registers=len({*register.values()}),
+            np.array(rows, STEP),
+            registers=laid.registers,
             draws=tuple(draws),
             sums=self.sums,
             scans=self.scans,
@@ -134,15 +108,6 @@ class Recording:
             row=self.row,
             tables=tuple(table for step in self.steps for table in step.tables),
         )
-
-    def _load_differences(self, wanted: set[int]) -> None:
-        """Fuse the load of a source with a subtraction, if the source is not used otherwise."""
-        uses = Counter(value for index in wanted for value in self.steps[index].inputs)
-        for index in sorted(wanted):
-            step = self.steps[index]
-            if step.op == "SUB" and self.steps[step.inputs[0]].op == "LOAD" and uses[step.inputs[0]] == 1:
-                wanted.remove(step.inputs[0])
-                self.steps[index] = _Step("LOAD_MINUS", step.inputs[1:], self.steps[step.inputs[0]].fields, ())
 
 
 class Lane:

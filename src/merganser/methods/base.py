@@ -180,3 +180,25 @@ class Method(ABC):
     def scratch(self, spec: TensorSpec, models: int) -> int:
         """Return the bytes that a `whole` rule holds beyond its inputs; `spec` has the arithmetic's dtype."""
         return spec.nbytes * (models + 2)
+
+
+@dataclass(frozen=True)
+class Thinning(Method):
+    """A rule in two steps: it thins the task vectors without regard to their weights, and combines what is left."""
+
+    @abstractmethod
+    def thinned_by(self) -> Hashable:
+        """Return what `thin` depends on besides tensors and state, if its results are worth keeping for the next merge
+        with other weights; else None.
+        """
+
+    @abstractmethod
+    def thin(self, group: Group, state: State = None) -> list[Tensor]:
+        """Return the thinned task vectors of this block."""
+
+    @abstractmethod
+    def combine(self, group: Group, deltas: list[Tensor]) -> Tensor:
+        """Return the output for this block from its base and the thinned task vectors, which may be overwritten."""
+
+    def merge(self, group: Group, state: State = None) -> Tensor:
+        return self.combine(group, self.thin(group, state))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from merganser.lazy import torch
-from merganser.methods.base import Blocks, Group, State
+from merganser.methods.base import Blocks, Group, State, Thinning
 from merganser.methods.consensus import elected_mean_, elected_sum_, weighted_sum_
 from merganser.methods.global_trim import global_cutoffs, local_cutoffs
 from merganser.methods.norms import TaskVectorMethod
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TaskVectors(TaskVectorMethod):
+class TaskVectors(TaskVectorMethod, Thinning):
     """The common part of the family."""
 
     #: Whether models vote on the sign of each entry (TIES' consensus) or are only added.
@@ -44,10 +44,14 @@ class TaskVectors(TaskVectorMethod):
     def reduced_by(self) -> Hashable:
         return type(self), self.sparsifier
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def thinned_by(self) -> Hashable:
+        return (self.sparsifier,) if self.sparsifier and self.sparsifier.random else None
+
+    def thin(self, group: Group, state: State = None) -> list[Tensor]:
         deltas, sparsifier = group.deltas(), self.sparsifier
-        if sparsifier:
-            deltas = [sparsifier.thin_(delta, group, t, state) for t, delta in enumerate(deltas)]
+        return [sparsifier.thin_(delta, group, t, state) for t, delta in enumerate(deltas)] if sparsifier else deltas
+
+    def combine(self, group: Group, deltas: list[Tensor]) -> Tensor:
         merged = self.consensus(deltas)
         return torch.add(group.anchor, merged, alpha=self.factor, out=merged)
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 #: Share of the free memory that a float32 model may take; a larger model keeps its own dtype.
 _ROOM = 0.5
+#: The share of the free memory in which task vectors are kept that were dropped at random.
+_KEPT = 0.25
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ class Player:
         now = self._now
         if now is not None and now.config == config:
             stale = any(now.sources.get(name, checkpoint) is not checkpoint for name, checkpoint in opened.items())
-            live = LiveModule(now.live.module) if stale else now.live
+            live = LiveModule(now.live.module, room=int(_KEPT * free_memory()[0])) if stale else now.live
             live.finite = live.finite and opened.keys() <= now.sources.keys()
             return _Live(live, now.tokenizer, kind, config, directory, {**now.sources, **opened})
         self._now = None  # two models need not be in memory at once
@@ -195,7 +197,8 @@ class Player:
         module = Loader(kind, str(directory), self._device)().eval().requires_grad_(False)
         if 4 * size <= _ROOM * available:
             module = module.float()
-        return _Live(LiveModule(module), load_tokenizer(directory), kind, config, directory, dict(opened))
+        live = LiveModule(module, room=int(_KEPT * free_memory()[0]))
+        return _Live(live, load_tokenizer(directory), kind, config, directory, dict(opened))
 
     def _speak(self, turn: int, prompt: Prompt) -> Iterator[Event]:
         assert self._now is not None
