@@ -60,7 +60,7 @@ def command(
     if html is not None:
         from merganser.report.page import Page
 
-        page = Page(f"Evaluation of {found.path}")
+        page = Page(f"Evaluation of {found.path}", "\n\n".join(f"{line}." for line in reversed(remarks(found))))
         fill(page, found)
         page.write(html)
         if not as_json:

@@ -35,7 +35,7 @@ def remarks(found: Evaluation) -> list[str]:
 
 
 def fill(page: Page, found: Evaluation) -> None:
-    """Add the verdict, the checks, the scores, and a picture of every task.
+    """Add the checks, the scores, and a picture of every task, below an introduction with the `remarks`.
 
     Args:
         page: The page.
@@ -44,9 +44,8 @@ def fill(page: Page, found: Evaluation) -> None:
     Example:
         >>> fill(page, mg.evaluate.evaluate("math"))  # doctest: +SKIP
     """
-    page.items(line[0].upper() + line[1:] + "." for line in reversed(remarks(found)))
     checks, *scores = tables(found)
-    page.add(checks)
+    page.overview(checks.columns, checks.rows, checks.caption)
     for table in scores:
         page.add(table)
     models = {found.path: found.scores, **found.parents}
@@ -57,8 +56,8 @@ def fill(page: Page, found: Evaluation) -> None:
         page.chart(dot_plot(dots, task, caption=f"{task}: the model and its parents{over}."))
     if len(models) > 1 and found.scores.tasks:
         page.text(
-            "Intervals that overlap do not settle which model is better: all answered the same questions. "
-            "A task is a warning above if the model is clearly below its worst parent."
+            "All models answered the same questions, so that a difference may be real although intervals overlap. The "
+            "checks warn of a task if the model is clearly below its worst parent."
         )
 
 
