@@ -21,7 +21,7 @@ _ENDS = {"STORE", "SUM", "NONZERO", "SCAN", "TAKE"}
 DROPS = {Op["DROP"], Op["DROP_BY_RANK"]}
 
 
-class Layout(NamedTuple):
+class Arrangement(NamedTuple):
     """The operations to run, each with its registers (to, a, b, c) and the step that has its fields."""
 
     rows: list[tuple[Op, tuple[int, int, int, int], int]]
@@ -29,7 +29,7 @@ class Layout(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def lay_out(steps: tuple[tuple[str, tuple[int, ...]], ...]) -> Layout:
+def lay_out(steps: tuple[tuple[str, tuple[int, ...]], ...]) -> Arrangement:
     """Choose and arrange the operations of recorded steps; tensors with the same rule differ in numbers only."""
     wanted: set[int] = set()
     for index in reversed(range(len(steps))):
@@ -51,7 +51,7 @@ def lay_out(steps: tuple[tuple[str, tuple[int, ...]], ...]) -> Layout:
             to = register[index] = free.pop() if free else len({*register.values()})
         first, second, third = [*used, 0, 0, 0][:3]
         rows.append((op, (to, first, second, third), differences.get(index, index)))
-    return Layout(rows, len({*register.values()}))
+    return Arrangement(rows, len({*register.values()}))
 
 
 def _find_differences(steps: Sequence[tuple[str, tuple[int, ...]]], wanted: set[int]) -> dict[int, int]:
