@@ -39,8 +39,9 @@ def results():
         EVOLVED: {"values": {}, "tried": 24, "pool": 0.8},
         "TIES": {"values": {}, "tried": 24, "pool": 0.7},
         "questions": {"tried": 0},
+        "sources": {"tried": 0},
     }
-    answers = {EVOLVED: winner, "TIES": row(12, 12), "questions": endpoints["questions"]}
+    answers = {EVOLVED: winner, "TIES": row(12, 12), **endpoints}
     return {
         "models": {name: each | describe_model(answers[name], winner, endpoints) for name, each in models.items()},
         "front": [{"values": {}} | describe_model(row(30, 20), winner, endpoints)],
@@ -64,6 +65,10 @@ def test_gains_are_paired_and_transfer_counts_what_a_fine_tune_knows(results):
 def test_the_section_says_what_the_numbers_say(results):
     written = list(parts(results))
     texts = [part.text for part in written if isinstance(part, Text)]
-    assert "better than TIES" in texts[1]
-    assert "a front of 1 merges" in texts[2]
+    assert texts[1].endswith("better than TIES.")
+    assert "a front of 1 on the pool" in texts[2]
     assert "nan" not in "\n".join(map(markdown.write, written))
+    level = results["models"]["sources"]["winner_gains"]["mean"]
+    level["value"] = 0.0
+    texts = [part.text for part in parts(results) if isinstance(part, Text)]
+    assert "the fine-tune for sources does: the search gained nothing" in texts[1]

@@ -22,6 +22,7 @@ def is_met(results: Mapping[str, Any], way: str) -> bool:
 def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     ways = results["ways"]
     seeds = len(ways[FULL]["runs"])
+    counted = "one seed" if seeds == 1 else f"{seeds} seeds"
     gains = ", ".join(
         f"{name} {percent(each['base'])} → {percent(each[f'{name}_right'])} %"
         for name, each in results["fine_tuning"].items()
@@ -29,7 +30,7 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     yield Text(
         f"Whole studies, from opening the checkpoints to the winner: two fine-tunes of stories15M ({gains}) are merged "
         f"by task arithmetic, each with a weight at two points of depth; {results['trials']} trials by a genetic "
-        f"algorithm, {results['pool']} items to search on, {seeds} seeds, one thread. *Before* means that every option "
+        f"algorithm, {results['pool']} items to search on, {counted}, one thread. *Before* means that every option "
         "is asked as a whole sequence and that nothing is raced or re-ranked. Winners are scored on "
         f"{results['unseen']} items that no search has seen, the same for all ways, so that losses are paired item by "
         "item; these questions are the measurement and are not counted. *Race* is what `merganser evolve init` writes."
@@ -66,3 +67,8 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     others = {label: percent(score) for label, score in ways[FULL]["runs"][0]["others"].items()}
     said = ", ".join(f"{label} {score} %" for label, score in others.items())
     yield Text(f"On the same unseen items: {said}.")
+    if ways[FULL]["test"] <= max(ways[FULL]["runs"][0]["others"].values()):
+        yield Text(
+            "The winner of full evaluation is no better than the best of these models, so that losing little to it "
+            "says little about searches that gain by merging."
+        )

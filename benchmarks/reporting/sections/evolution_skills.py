@@ -55,15 +55,17 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
         for word in ("better", "worse", "cannot tell")
         if word in said.values()
     )
-    yield Text(f"The evolved merge, on the mean of both skills: {told}.")
+    same = [name for name in skills if models[name]["winner_gains"]["mean"]["value"] == 0]
+    alike = f" It scores as the fine-tune for {same[0]} does: the search gained nothing by merging." if same else ""
+    yield Text(f"The evolved merge, on the mean of both skills: {told}.{alike}")
     front = results["front"]
     first, second = skills
     yield Text(
-        f"NSGA-II with one objective per skill ({results['trials']} trials) has a front of {len(front)} merges on the "
+        f"NSGA-II with one objective per skill ({results['trials']} trials) finds a front of {len(front)} on the "
         "pool. Any of them can be exported (`merganser evolve export --trial`)."
     )
-    rows = [[interval(each["scores"][skill]) for skill in skills] for each in front]
-    yield Table([f"{skill}, %" for skill in skills], rows, "The front on unseen items")
+    points = dict.fromkeys(tuple(interval(each["scores"][skill]) for skill in skills) for each in front)
+    yield Table([f"{skill}, %" for skill in skills], list(points), "The front on unseen items; equal merges once")
 
     def place(row: Mapping[str, Any]) -> tuple[float, float]:
         return row["scores"][first]["value"], row["scores"][second]["value"]
