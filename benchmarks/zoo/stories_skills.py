@@ -58,6 +58,7 @@ def train(skill: Skill, base: Path, cache: Path, seed: int, schedule: Schedule) 
     before = _score(model, examiner)
     watch = Stopwatch()
     losses = _fit(model, tokenizer, skill.train, seed, schedule)
+    trained = watch.read()
     after = _score(model, examiner)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
@@ -71,11 +72,11 @@ def train(skill: Skill, base: Path, cache: Path, seed: int, schedule: Schedule) 
         steps=schedule.steps,
         training=asdict(schedule),
         scores={own: after},
-        history=[{"loss": sum(losses[-20:]) / len(losses[-20:])}],
-        seconds=watch.read()["cpu_seconds"],
+        history=[{"loss": sum(losses[-20:]) / len(losses[-20:]), **trained}],
+        seconds=trained["seconds"],
         guards={"base": before, "points_gained": 100 * (after - before)},
     ).write(directory)
-    print(f"{skill.name}: {before:.3f} before, {after:.3f} after, {watch.read()}", flush=True)
+    print(f"{skill.name}: {before:.3f} before, {after:.3f} after, {trained}", flush=True)
     return directory
 
 

@@ -30,7 +30,7 @@ def line(directory: str, card: Card) -> str:
     """Return where a model is, its scores, its guards and its time."""
     scores = ", ".join(f"{name} {value:.4f}" for name, value in card.scores.items() if "loss" not in name)
     guards = ", ".join(f"{name} {card.guards[name]:.3f}" for name in GUARDS if name in card.guards)
-    cpu = sum(epoch["cpu_seconds"] for epoch in card.history)
+    cpu = sum(epoch.get("cpu_seconds", 0.0) for epoch in card.history)
     return f"{directory}: {scores}; {guards}; {card.steps} steps, {card.seconds:.0f} s ({cpu:.0f} of the processor)"
 
 
