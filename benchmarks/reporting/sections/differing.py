@@ -154,11 +154,11 @@ def transport(results: Mapping[str, Any]) -> Iterator[Part]:
                     _with_error(row, "old"),
                 ]
             )
-        columns = ["", "new task, scale 1", "scale", "new task", "old task"]
+        columns, count = ["", "new task, scale 1", "scale", "new task", "old task"], own[0]["cases"]
         yield Table(
             columns,
             cells,
-            f"{NETWORKS[network]}, {release} ({own[0]['cases']} cases), accuracy in percent",
+            f"{NETWORKS[network]}, {release} ({count} case{'s' * (count > 1)}), accuracy in percent",
         )
     yield Text(_moved(rows))
 
