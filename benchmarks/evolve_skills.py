@@ -62,7 +62,7 @@ class Tuned:
     answers: Answers
 
 
-def score(answers: Mapping[str, Sequence[float]], skills: Sequence[str]) -> float:
+def score(answers: Mapping[str, Any], skills: Sequence[str]) -> float:
     return float(np.mean([np.mean(answers[skill]) for skill in skills]))
 
 
@@ -174,7 +174,7 @@ def measure(setting: Setting, skills: Mapping[str, Skill], seed: int) -> dict[st
         | describe_model(each.answers, winner.answers, endpoints)
         for name, each in tuned.items()
     }
-    models |= {name: {"tried": 0} | describe_model(each, winner.answers, endpoints) for name, each in others.items()}
+    models |= {name: {"tried": 0, **describe_model(each, winner.answers, endpoints)} for name, each in others.items()}
     return {
         "models": models,
         "front": [
