@@ -117,7 +117,7 @@ def read_recipe(roots: Roots, written: str | Mapping[str, Any], beside: str | No
         found["dialect"] = "mergekit" if "merge_method:" in text else "native"
         if found["dialect"] == "mergekit":
             with contextlib.suppress(MerganserError):  # the plan reports the problem better
-                found["native"] = to_yaml(load(text if "\n" in text else f"{text}\n").document)
+                found["native"] = to_yaml(load(text if "\n" in text else f"{text}\n").document, compact=True)
         found["plan"] = _plan(roots, text, beside)
     except MerganserError as error:
         found["problems"] = list_problems(str(error), text)
