@@ -33,8 +33,8 @@ class LiveModule:
     Args:
         module: The network to fill; the checkpoint's names may have or lack its base prefix.
         finite: Whether the sources are known to be finite, so that loads need not check them.
-        room: The number of bytes in which task vectors that were dropped at random are kept, so that the next weight
-            does not draw again. They need four bytes for each parameter of each model.
+        room: The number of bytes in which thinned task vectors are kept, so that the next weight does not trim or
+            draw again. They need four bytes for each parameter of each model.
 
     Example:
         >>> live = LiveModule(AutoModelForCausalLM.from_pretrained("base"))
@@ -84,7 +84,7 @@ class LiveModule:
             self._loaded = {name: mark for name, mark in self._loaded.items() if name not in names}
             # If the sources are known to be finite, check only what may overflow.
             unchecked = self.finite and not any(o.spec.element.name in NARROW for o in changed)
-            if not any(_draws(merge, output) for output in plan.outputs):
+            if not any(_thins(merge, output) for output in plan.outputs):
                 self._kept.forget_vectors()
             settings = Arithmetic(allow_nan=unchecked, kept=self._kept)
             with torch.no_grad():
@@ -143,7 +143,7 @@ def _looks(merge: Merge, told: dict[int, str]) -> dict[str, Mark]:
     return found
 
 
-def _draws(merge: Merge, output: Output) -> bool:
-    """Return whether the rule of an output thins task vectors in a way that is worth keeping."""
+def _thins(merge: Merge, output: Output) -> bool:
+    """Return whether the rule of an output thins task vectors before it combines them."""
     method = None if output.copies else merge.rule(output).method
     return isinstance(method, Thinning) and method.thinned_by() is not None

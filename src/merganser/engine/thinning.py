@@ -1,6 +1,6 @@
 """Merge an output from task vectors that an earlier merge of the same sources has thinned.
 
-What a rule that draws at random does to a task vector does not depend on its weight. A live module keeps it (`Kept`),
+What a rule drops from a task vector does not depend on its weight. A live module keeps what is left (`Kept`),
 and the next merge only combines: the two functions of the rule (`Thinning`) that every other merge runs in one go.
 """
 

@@ -188,8 +188,8 @@ class Thinning(Method):
 
     @abstractmethod
     def thinned_by(self) -> Hashable:
-        """Return what `thin` depends on besides tensors and state, if its results are worth keeping for the next merge
-        with other weights; else None.
+        """Return what `thin` depends on besides tensors and state; None if it drops nothing and keeping its results
+        saves no work.
         """
 
     @abstractmethod

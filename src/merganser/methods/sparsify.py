@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from merganser.kernels.drops import drop_, drop_by_rank
 from merganser.kernels.selection import Cutoff, largest
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 
 class Sparsifier(Protocol):
-    #: Whether entries are drawn at random, which costs more than anything that follows.
-    random: ClassVar[bool]
-
     def survey(self, blocks: Blocks) -> State:
         """Return the state that `thin_` needs about the whole tensor."""
         ...
@@ -42,7 +39,6 @@ class Band:
     (fewer if too few entries would be left); ties are broken by position. `rescale` restores the L1 norm.
     """
 
-    random: ClassVar[bool] = False
     density: tuple[float, ...]
     gamma: tuple[float, ...]
     rescale: bool = False
@@ -97,7 +93,6 @@ def _thin_(delta: Tensor, cutoffs: Iterable[Cutoff], offset: int) -> Tensor:
 class RandomDrop:
     """Keeps each entry with probability `density`, to 2⁻¹⁶, and divides survivors by exactly that probability."""
 
-    random: ClassVar[bool] = True
     density: tuple[float, ...]
     rescale: bool = True
 
@@ -125,7 +120,6 @@ class RankedDrop:
     magnitudes are compared at the precision of bfloat16.
     """
 
-    random: ClassVar[bool] = True
     density: tuple[float, ...]
     epsilon: tuple[float, ...]
     rescale: bool = True

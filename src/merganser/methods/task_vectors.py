@@ -45,7 +45,7 @@ class TaskVectors(TaskVectorMethod, Thinning):
         return type(self), self.sparsifier
 
     def thinned_by(self) -> Hashable:
-        return (self.sparsifier,) if self.sparsifier and self.sparsifier.random else None
+        return (self.sparsifier,) if self.sparsifier else None
 
     def thin(self, group: Group, state: State = None) -> list[Tensor]:
         deltas, sparsifier = group.deltas(), self.sparsifier

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 #: Share of the free memory that a float32 model may take; a larger model keeps its own dtype.
 _ROOM = 0.5
-#: The share of the free memory in which task vectors are kept that were dropped at random.
+#: The share of the free memory in which thinned task vectors are kept.
 _KEPT = 0.25
 
 
