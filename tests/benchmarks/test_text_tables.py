@@ -70,8 +70,8 @@ def experts(monkeypatch: pytest.MonkeyPatch) -> TextExperts:
     return TextExperts(
         base,
         {name: moved(base, seed) for seed, name in enumerate(TASKS)},
-        {n: {"weight": torch.randn(3, 12, generator=generator), "bias": torch.zeros(3)} for n in TASKS},
         {n: Task(n, 3, sentences(1, s), sentences(30, s), sentences(50, s + 9)) for s, n in enumerate(TASKS)},
+        {n: {"weight": torch.randn(3, 12, generator=generator), "bias": torch.zeros(3)} for n in TASKS},
     )
 
 
@@ -299,8 +299,8 @@ def test_trajectories_of_straight_runs_are_linear(experts: TextExperts) -> None:
     early = TextExperts(
         experts.base,
         {n: {k: (v + experts.base[k]) / 2 for k, v in e.items()} for n, e in experts.experts.items()},
-        experts.heads,
         experts.tasks,
+        experts.heads,
     )
     run, verdict = theory.trajectories(early, experts)
     assert verdict == "linear"
