@@ -2,9 +2,9 @@
 
     python -m benchmarks.evolve_costs --base STORIES [--seeds 3] [--workers 2] [--quick] [--json FILE]
 
-Two fine-tunes of stories15M (`benchmarks.zoo.stories_skills`, trained if they are missing) are merged by task
-arithmetic, each with a weight at two points of depth. Every way of judging candidates runs as a study of its own, from
-opening the checkpoints to the winner, in one thread:
+Two fine-tunes of stories15M (`benchmarks.zoo.stories_skills`, trained if they are missing) are merged by TIES: density,
+scale, and for each model a weight at two points of depth are searched. Every way of judging candidates runs as a study
+of its own, from opening the checkpoints to the winner, in one thread:
 
 - `full, before` and `gmp-irt, before`: all items, or 20 of each task and an IRT fitted to the endpoints' answers; every
   option is asked as a whole sequence, and there is no race and no re-ranking;
@@ -49,7 +49,7 @@ from merganser.evolve.population import initial_population
 from merganser.evolve.preparation import split
 from merganser.evolve.summary import summarize
 
-METHOD = "task_arithmetic"
+METHOD = "ties"
 FULL, IRT = "full, before", "gmp-irt, before"
 
 
@@ -88,7 +88,12 @@ class Setting:
 
     @property
     def space(self) -> Space:
-        return Space({"weight": SearchParameter(0.0, 1.5, per="model", points=2)}, models=tuple(self.experts))
+        parameters = {
+            "weight": SearchParameter(0.0, 1.5, per="model", points=2),
+            "density": SearchParameter(0.1, 1.0),
+            "scale": SearchParameter(0.5, 2.0),
+        }
+        return Space(parameters, models=tuple(self.experts))
 
     def design(self, way: Way, seed: int) -> Design:
         tasks = {}

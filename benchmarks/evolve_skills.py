@@ -5,10 +5,10 @@
 The fine-tunes of stories15M of `benchmarks.evolve_costs` are merged in several ways. Each is tuned on the same items of
 the pool and scored on items that none of them saw, so that differences are paired item by item:
 
-- `evolved`: task arithmetic, each model with a weight at two points of depth, by a genetic algorithm;
+- `evolved`: TIES with a density, a scale and for each model a weight at two points of depth, by a genetic algorithm;
 - `task arithmetic`, `TIES` and `SLERP`: a grid of their parameters;
 - `few-shot`: the base with one to four solved questions before each question, and no merge;
-- the front: the weights of `evolved` with one objective per skill, by NSGA-II.
+- the front: the search of `evolved` with one objective per skill, by NSGA-II.
 
 Negative transfer is the share of items that a model gets wrong among those that a fine-tune gets right.
 """

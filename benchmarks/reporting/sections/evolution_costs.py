@@ -29,9 +29,9 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     )
     yield Text(
         f"Whole studies, from opening the checkpoints to the winner: two fine-tunes of stories15M ({gains}) are merged "
-        f"by task arithmetic, each with a weight at two points of depth; {results['trials']} trials by a genetic "
-        f"algorithm, {results['pool']} items to search on, {counted}, one thread. *Before* means that every option "
-        "is asked as a whole sequence and that nothing is raced or re-ranked. Winners are scored on "
+        f"by TIES, with a density, a scale and for each of them a weight at two points of depth; {results['trials']} "
+        f"trials by a genetic algorithm, {results['pool']} items to search on, {counted}, one thread. *Before* means "
+        "that every option is asked as a whole sequence and that nothing is raced or re-ranked. Winners are scored on "
         f"{results['unseen']} items that no search has seen, the same for all ways, so that losses are paired item by "
         "item; these questions are the measurement and are not counted. *Race* is what `merganser evolve init` writes."
     )

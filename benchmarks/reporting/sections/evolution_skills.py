@@ -29,10 +29,10 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     yield Text(
         f"Two fine-tunes of stories15M ({learned}) become one model. Everything is tuned on the same "
         f"{sum(results['pool'].values())} items and scored on {items} that nothing has seen, so that differences are "
-        "paired item by item. *Evolved* is task arithmetic, each model with a weight at two points of depth, by a "
-        "genetic algorithm; the other merges take the best of a grid; *few-shot* is the base with solved questions "
-        "before each question. Negative transfer is the share of items that a model gets wrong among those that a "
-        "fine-tune gets right; intervals are 95 %."
+        "paired item by item. *Evolved* is TIES with a density, a scale and for each model a weight at two points "
+        "of depth, by a genetic algorithm; the other merges take the best of a grid; *few-shot* is the base with "
+        "solved questions before each question. Negative transfer is the share of items that a model gets wrong "
+        "among those that a fine-tune gets right; intervals are 95 %."
     )
     rows = [
         [
