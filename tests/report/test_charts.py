@@ -58,6 +58,12 @@ def test_dots_stand_where_their_values_are():
     assert "b: 5 (2.5 to 7.5)" in chart
 
 
+def test_long_names_differ_where_they_differ():
+    chart = str(dot_plot([Dot(f"/data/models/of/a/long/path/{name}", 1.0) for name in ("math", "code")], "score"))
+    assert "…" in chart
+    assert all(f"path/{name}<" in chart for name in ("math", "code"))
+
+
 @given(st.lists(st.tuples(finite, st.none() | st.floats()), max_size=20), st.booleans(), st.booleans())
 def test_lines_stay_inside_whatever_the_values(points, log_x, log_y):
     chart = line_chart([Series("s", [x for x, _ in points], [y for _, y in points])], log_x=log_x, log_y=log_y)

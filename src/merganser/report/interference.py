@@ -13,7 +13,7 @@ from merganser.interference.surveys import FRACTIONS, MatrixInterference, Survey
 from merganser.report.charts import Dot, Series, dot_plot, heat_map, line_chart
 from merganser.report.contents import shorten_blocks
 from merganser.report.page import Page
-from merganser.report.tables import Table
+from merganser.report.tables import Table, shorten
 
 #: Maximum singular vectors in a heat map over all experts: more would be smaller than a pixel on a phone.
 HEAT_MAP_VECTORS = 96
@@ -240,4 +240,4 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    return [name if len(name) <= 16 else f"{name[:15]}…" for name in names]
+    return [shorten(name, 16) for name in names]

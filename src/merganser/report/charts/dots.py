@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from merganser.report.charts.axes import Axis, Tick, can_show
 from merganser.report.charts.frame import frame, tooltip
 from merganser.report.charts.style import own
+from merganser.report.tables import shorten
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,9 @@ def dot_plot(
         "".join(marks),
         label=f"{x or 'Values'}: " + "; ".join(map(str, dots)),
         xs=axis.ticks(),
-        ys=[Tick(100 - place, _short(name)) for name, place in places.items()],
+        ys=[Tick(100 - place, shorten(name, 28)) for name, place in places.items()],
         x=x,
         legend=legend,
         caption=caption,
         height=1.5 * len(names),
     )
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 28 else f"{name[:27]}…"

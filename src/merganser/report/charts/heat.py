@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from merganser.report.charts.axes import Tick
 from merganser.report.charts.frame import frame, tooltip
+from merganser.report.tables import shorten
 
 #: Levels of a colour: cells of one level are one path, which keeps pages small.
 _LEVELS = 12
@@ -95,10 +96,6 @@ def _share(value: float, low: float, high: float, log: bool) -> float:
 
 
 def _names(names: Sequence[str]) -> list[Tick]:
-    """Return names spread evenly, thinned out if there are many. A long one keeps its ends, which tell it apart."""
+    """Return names spread evenly, thinned out if there are many."""
     every = math.ceil(len(names) / _MOST_NAMES) or 1
-    return [
-        Tick(100 * (i + 0.5) / len(names), name if len(name) <= 28 else f"{name[:13]}…{name[-14:]}")
-        for i, name in enumerate(names)
-        if i % every == 0
-    ]
+    return [Tick(100 * (i + 0.5) / len(names), shorten(name, 28)) for i, name in enumerate(names) if i % every == 0]
