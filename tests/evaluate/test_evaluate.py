@@ -168,6 +168,9 @@ def test_perplexity_thresholds():
     assert check_perplexity(14.0, {"a": 9.0}, 100, 60).status == "warn"
     assert check_perplexity(99.0, {"a": 2.0}, 100, 60).status == "fail"
     assert check_perplexity(101.0, {}, 100, 60).status == "fail"
+    assert check_perplexity(101.0, {"a": 99.0}, 100, 60).status == "fail"
+    known = check_perplexity(101.0, {"a": 2.0, "b": 800.0}, 100, 60)
+    assert (known.status, known.message.endswith("as is its parent b (800)")) == ("warn", True)
     assert check_perplexity(50.0, {}, 100, 60).status == "pass"
     assert check_perplexity(70.0, {}, 100, 60).status == "warn", "worse than the frequencies of words"
     assert check_perplexity(22_930.0, {}, 50_000, 160).status == "fail"

@@ -110,17 +110,20 @@ def unigram_perplexity(tokenizer: Any) -> float:
 
 def check_perplexity(own: float, parents: Mapping[str, float], vocabulary: int, unigram: float) -> Check:
     """Compare with the worst parent, or without parents with token frequencies; no model should be worse than
-    guessing among all words.
+    guessing among all words, unless a parent is no better.
     """
+    label, worst = max(parents.items(), key=lambda item: item[1], default=("", 0.0))
     if own > vocabulary:
-        return Check("perplexity", "fail", f"{own:.4g}: worse than guessing among {vocabulary} words")
+        guessing = f"{own:.4g}: worse than guessing among {vocabulary} words"
+        if worst <= vocabulary or own > DOUBTFUL * worst:
+            return Check("perplexity", "fail", guessing)
+        return Check("perplexity", "warn", f"{guessing}, as is its parent {label} ({worst:.4g})")
     if not parents:
         if own > unigram:
             bad: Status = "fail" if own > BROKEN * unigram else "warn"
             what = f"{own:.4g} on plain English, where the frequencies of its words alone give {unigram:.4g}"
             return Check("perplexity", bad, f"{what}; compare it with its parents")
         return Check("perplexity", "pass", f"{own:.4g} (no parents to compare with)")
-    label, worst = max(parents.items(), key=lambda item: item[1])
     status: Status = "fail" if own > BROKEN * worst else "warn" if own > DOUBTFUL * worst else "pass"
     return Check("perplexity", status, f"{own:.4g}, {own / worst:.2f} times its worst parent's, {label} ({worst:.4g})")
 
