@@ -94,20 +94,22 @@ def race(board: Scoreboard, contenders: Sequence[Contender], most: int, reserved
 def refine(board: Scoreboard, winner: Contender, most: int, reserved: int) -> tuple[Contender, Rung]:
     """Return the winner at its best scale, and the scores at the scales tried.
 
-    The best scale is the maximum of a parabola through the scores over log α: the highest of several noisy scores is
-    mostly the luckiest. If there is no maximum, or the budget ends, it is the scale of the highest score.
+    The best scale is the maximum of the parabola over log α through the highest score and its two neighbours, which
+    lies between them: one through all scores would be drawn away from a peak that falls off on one side. If the highest
+    score is at an end, or the budget ends, it is the scale of the highest score.
     """
-    tried = [winner.at(winner.scale * 2**octave) for octave in OCTAVES]
+    tried = {octave: winner.at(winner.scale * 2**octave) for octave in OCTAVES}
     scores: dict[str, float] = {}
     with suppress(BudgetSpentError):
-        for each in tried:
+        for each in tried.values():
             scores[each.label] = score(board.objective, board.ask(each, most, reserved=reserved))
-    best = max(tried, key=lambda each: scores.get(each.label, -math.inf))
-    if len(scores) == len(tried) and min(scores.values()) > -math.inf:
-        bend, slope, _ = np.polyfit(OCTAVES, [scores[each.label] for each in tried], 2)
-        if bend < -1e-6:
-            best = winner.at(winner.scale * 2 ** float(np.clip(-slope / (2 * bend), min(OCTAVES), max(OCTAVES))))
-    return best, Rung(most, scores)
+    best = max(OCTAVES, key=lambda octave: scores.get(tried[octave].label, -math.inf))
+    near = sorted(OCTAVES, key=lambda octave: abs(octave - best))[:3]
+    heights = [scores.get(tried[octave].label, -math.inf) for octave in near]
+    if min(near) < best < max(near) and min(heights) > -math.inf:
+        bend, slope, _ = np.polyfit(near, heights, 2)
+        best = -slope / (2 * bend) if bend < -1e-6 else best
+    return winner.at(winner.scale * 2 ** float(best)), Rung(most, scores)
 
 
 def find_plain(heat: Heat, contenders: Sequence[Contender]) -> Contender | None:
