@@ -83,27 +83,36 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
 def held_out(results: Mapping[str, Any], methods: Sequence[str]) -> Iterator[Part]:
     """A line fitted to other experts and other methods, and whether it meets the goal."""
     rows, images = pairs_of(results), pairs_of(results, "images")
-    cells, met = [], True
+    cells, missed = [], []
     for method in methods:
         others = [other for other in methods if other != method] or [method]
         found = rank_correlation(predictions([ESTIMATE], rows, method, others), losses(rows, method))
-        met &= found >= GOAL
+        lowest = found
         cell = [method, f"{found:.2f}"]
         if images:
             guessed = transferred([ESTIMATE], rows, images, others)
             rho = rank_correlation(guessed, losses(images, method))
-            met &= rho >= GOAL
+            lowest = min(lowest, rho)
             cell.append(f"{rho:.2f}")
         cells.append(cell)
+        missed += [method] if lowest < GOAL else []
     across = f" The {len(images)} pairs of image experts are predicted by the text experts." if images else ""
     yield Text(
         "For each pair, a straight line from the disagreement of the mean to the loss is fitted to the pairs that "
         f"share no expert with it{', and to the other methods' if len(methods) > 1 else ''}.{across} Goal (a rank "
-        f"correlation of {GOAL} on held-out pairs and methods): {'met' if met else 'not met'}. "
+        f"correlation of {GOAL} on held-out pairs and methods): {_judge(methods, missed)}. "
         f"{_noise(rows, methods[0])} `mg.analysis.pair_losses` estimates losses in this way."
     )
     columns = ["method", "ρ, held-out text experts", *(["ρ, image experts"] if images else [])]
     yield Table(columns, cells, "Predicted and measured losses of experts and methods that the line has not seen")
+
+
+def _judge(methods: Sequence[str], missed: Sequence[str]) -> str:
+    """For which methods the goal is met."""
+    met = [method for method in methods if method not in missed]
+    if met and missed:
+        return f"met for {', '.join(met)}, not met for {', '.join(missed)}"
+    return "not met" if missed else "met"
 
 
 def _noise(rows: Sequence[Mapping[str, Any]], method: str) -> str:
@@ -115,7 +124,7 @@ def _noise(rows: Sequence[Mapping[str, Any]], method: str) -> str:
     return (
         f"Of the costliest quarter of the pairs with the {method}, {both} of {quarter} are in the quarter that "
         f"disagrees most. The half in the middle loses between {percent(found[quarter])} and "
-        f"{percent(found[-quarter - 1])} %, too close together to be ranked by so few sentences."
+        f"{percent(found[-quarter - 1])} %."
     )
 
 
