@@ -240,4 +240,4 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    return [shorten(name, 16) for name in names]
+    return [shorten(name, 14) for name in names]
