@@ -95,6 +95,11 @@ class Setting:
         }
         return Space(parameters, models=tuple(self.experts))
 
+    def learned(self) -> dict[str, dict[str, float]]:
+        """What fine-tuning gained, by skill."""
+        cards = {name: read_card(directory) for name, directory in self.experts.items()}
+        return {name: card.guards | card.scores for name, card in cards.items() if card}
+
     def design(self, way: Way, seed: int) -> Design:
         tasks = {}
         for name, examiner in self.examiners.items():
@@ -123,6 +128,20 @@ class Setting:
         load = partial(transformers.AutoModelForCausalLM.from_pretrained, self.base, dtype=torch.float32)
         answers = str(self.cache / "evolve-costs-answers.sqlite")
         return MergedModels(load, template, self.space, self.examiners, answers)
+
+
+def load_setting(options: argparse.Namespace) -> Setting:
+    """The setting of a command line; fine-tunes that are missing are trained."""
+    base, skills = options.base.resolve(), {name: load_skill(name, options.data) for name in options.skills}
+    return Setting(
+        base,
+        {name: train(skill, base, options.cache, 0, Schedule()) for name, skill in skills.items()},
+        {name: examine(skill, base, options.items) for name, skill in skills.items()},
+        options.pool,
+        options.population,
+        options.generations,
+        options.cache,
+    )
 
 
 @dataclass
@@ -253,17 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.quick:
         options.seeds, options.generations, options.items, options.pool = 1, 1, 40, 25
-    skills = {name: load_skill(name, options.data) for name in options.skills}
-    setting = Setting(
-        options.base.resolve(),
-        {name: train(skill, options.base, options.cache, 0, Schedule()) for name, skill in skills.items()},
-        {name: examine(skill, options.base.resolve(), options.items) for name, skill in skills.items()},
-        options.pool,
-        options.population,
-        options.generations,
-        options.cache,
-    )
-    cards = {name: read_card(directory) for name, directory in setting.experts.items()}
+    setting = load_setting(options)
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, spawn, initializer=warm_up, initargs=(setting,)) as pool:
@@ -278,9 +287,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if name != FULL:
                 continue
             found = compare(runs) | {
-                "pool": options.pool * len(skills),
+                "pool": options.pool * len(setting.experts),
                 "trials": options.population * options.generations,
-                "fine_tuning": {name: card.guards | card.scores for name, card in cards.items() if card},
+                "fine_tuning": setting.learned(),
             }
             show(found)
             record(options.json, found, range(seed + 1))

@@ -27,13 +27,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from benchmarks.evolve_costs import Setting, Way
+from benchmarks.evolve_costs import Setting, Way, load_setting
 from benchmarks.evolve_transfer import transferred
 from benchmarks.machine import describe
 from benchmarks.records import record
-from benchmarks.zoo.cards import add_locations, read_card
+from benchmarks.zoo.cards import add_locations
 from benchmarks.zoo.language_skills import SKILLS, Skill, load_skill
-from benchmarks.zoo.stories_skills import Schedule, examine, train
 from merganser.evolve import Design, Objective, SearchParameter, Space, Study
 from merganser.evolve.design import BASE
 from merganser.evolve.fitness import MergedModels
@@ -218,18 +217,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.generations, options.items, options.pool = 1, 40, 20
     torch.set_num_threads(1)
     skills = {name: load_skill(name, options.data) for name in options.skills}
-    setting = Setting(
-        options.base.resolve(),
-        {name: train(skill, options.base, options.cache, 0, Schedule()) for name, skill in skills.items()},
-        {name: examine(skill, options.base.resolve(), options.items) for name, skill in skills.items()},
-        options.pool,
-        options.population,
-        options.generations,
-        options.cache,
-    )
-    cards = {name: read_card(directory) for name, directory in setting.experts.items()}
+    setting = load_setting(options)
     found = measure(setting, skills, options.seed)
-    found["fine_tuning"] = {name: card.guards | card.scores for name, card in cards.items() if card}
+    found["fine_tuning"] = setting.learned()
     show(found)
     record(options.json, found, [options.seed])
 
