@@ -353,6 +353,18 @@ def test_models_of_transformers_need_no_function_and_load_again(tmp_path, monkey
     assert runner.invoke(build(), ["report", "out"], catch_exceptions=False).exit_code == 0
 
 
+def test_the_note_on_a_large_network_leaves_json_alone(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("merganser.cli.factories.TESTED", 0)
+    for seed, name in enumerate(("a", "b")):
+        tiny_model(transformers.LlamaForCausalLM, {}, seed).save_pretrained(name)
+    result = runner.invoke(build(), ["align", "./a", "./b", "out", "--json"], catch_exceptions=False)
+    assert "without a self-test" in result.stderr
+    assert json.loads(result.stdout.splitlines()[-1])["merged"] == "merged/"
+    assert all(json.loads(line) for line in result.stdout.splitlines())
+
+
 def test_weights_without_a_config_ask_for_the_network(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):

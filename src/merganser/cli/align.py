@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -107,7 +108,7 @@ def command(
             return derive_symmetry(model, shape, **options)
         found, tested = derive_from_config(first, "reuse --permutations of an earlier run", **options)
         if not tested:
-            say("note: the symmetry of this large network was derived without a self-test")
+            say("note: the symmetry of this large network was derived without a self-test", sys.stderr)
         return found
 
     measure = partial(_landscape, model=model or "", data=_load_batches(batches, model or "")) if batches else None
