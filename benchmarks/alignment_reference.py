@@ -102,13 +102,22 @@ class RunningSum:
         return {(name,): matrix.argmax(dim=0) for name, matrix in vertices.items()}
 
 
-def ascend(calculus: Pairs | RunningSum, max_iterations: int = 200, patience: int = 5) -> Iterator[Step]:
-    """Frank-Wolfe from the identity; the matrices reached are the calculus'."""
+def ascend(
+    calculus: Pairs | RunningSum,
+    max_iterations: int = 200,
+    patience: int = 5,
+    tolerance: float = 1e-3,
+    evaluations: int = 20,
+) -> Iterator[Step]:
+    """Frank-Wolfe from the identity; the matrices reached are the calculus'.
+
+    Each line search ends within `tolerance` of its maximum, or after some evaluations of the objective.
+    """
     best, stalled = 0.0, 0
     for _ in range(max_iterations):
         vertices = [{name: vertex(g) for name, g in own.items()} for own in calculus.gradient()]
         line = calculus.line(vertices)
-        size = float(fminbound(lambda t, f=line: -f(t), 0.0, 1.0, xtol=1e-3, maxfun=20))
+        size = float(fminbound(lambda t, f=line: -f(t), 0.0, 1.0, xtol=tolerance, maxfun=evaluations))
         reached = calculus.move(vertices, size)
         yield Step(size, reached)
         stalled = stalled + 1 if reached - best < 1e-6 else 0

@@ -24,13 +24,14 @@ def problem():
 
 
 def test_the_running_sum_takes_the_same_steps(problem):
-    """In float64: the line search stops 1e-3 from its maximum, and rounding in float32 decides on which side."""
+    """With exact line searches: where a coarse one stops depends on rounding. The running sum is in float32."""
     models, known = problem
     models = [{n: t.double() for n, t in m.items()} for m in models]
     dense, fast = Pairs(models, spec_of(known)), RunningSum(models, known)
     dense.matrices = [{n: m.double() for n, m in own.items()} for own in dense.matrices]
-    for a, b in islice(zip(ascend(dense), ascend(fast), strict=False), 6):
-        assert a.objective == pytest.approx(b.objective, rel=1e-4)
+    exact = {"tolerance": 1e-9, "evaluations": 200}
+    for a, b in islice(zip(ascend(dense, **exact), ascend(fast, **exact), strict=False), 6):
+        assert a.objective == pytest.approx(b.objective, rel=5e-4)
         assert a.size == pytest.approx(b.size, abs=2e-3)
     for own, other in zip(dense.matrices, fast.matrices, strict=True):
         for name in own:
