@@ -12,19 +12,28 @@ from typing import NamedTuple
 Op = IntEnum(
     "Op",
     "LOAD LOAD_MINUS STORE FILL ADD SUB MUL DIV MAX MIN COPYSIGN AXPY ADDCMUL LERP ADDS MULS MAXS MINS ABS NEG SIGN "
-    "SHRINK GES SELECT BY_ROW DROP DROP_BY_RANK SUM NONZERO SCAN TAKE",
+    "SHRINK GES SELECT BY_ROW DROP DROP_BY_RANK SUM NONZERO SCAN TAKE ADD_MUL MUL_MAXS DIV_MAXS AXPY_SIGN SIGN_ADDS",
     start=0,
 )
 #: Steps that leave no value in a register.
 _ENDS = {"STORE", "SUM", "NONZERO", "SCAN", "TAKE"}
 #: Steps that use random bits.
 DROPS = {Op["DROP"], Op["DROP_BY_RANK"]}
+#: Operations that do two steps at once: a step, the place of an operand, and the step that makes this operand.
+_PAIRS = {
+    ("SUB", 0, "LOAD"): Op["LOAD_MINUS"],
+    ("ADD", 1, "MUL"): Op["ADD_MUL"],
+    ("MAXS", 0, "MUL"): Op["MUL_MAXS"],
+    ("DIV", 1, "MAXS"): Op["DIV_MAXS"],
+    ("AXPY", 1, "SIGN"): Op["AXPY_SIGN"],
+    ("ADDS", 0, "SIGN"): Op["SIGN_ADDS"],
+}
 
 
 class Arrangement(NamedTuple):
-    """The operations to run, each with its registers (to, a, b, c) and the step that has its fields."""
+    """The operations to run, each with its registers (to, a, b, c) and the steps that have its fields."""
 
-    rows: list[tuple[Op, tuple[int, int, int, int], int]]
+    rows: list[tuple[Op, tuple[int, int, int, int], tuple[int, ...]]]
     registers: int
 
 
@@ -35,30 +44,43 @@ def lay_out(steps: tuple[tuple[str, tuple[int, ...]], ...]) -> Arrangement:
     for index in reversed(range(len(steps))):
         if steps[index][0] in _ENDS or index in wanted:
             wanted |= {index, *steps[index][1]}
-    differences = _find_differences(steps, wanted)
-    order = sorted(wanted - {*differences.values()})
-    inputs = {index: steps[index][1][1:] if index in differences else steps[index][1] for index in order}
+    pairs = _find_pairs(steps, wanted)
+    order = sorted(wanted - {steps[index][1][place] for index, place in pairs.items()})
+    inputs = {index: _inputs(steps, index, pairs.get(index)) for index in order}
     last = {value: index for index in order for value in inputs[index]}
     register: dict[int, int] = {}
     free: list[int] = []
-    rows = []
+    rows: list[tuple[Op, tuple[int, int, int, int], tuple[int, ...]]] = []
     for index in order:
         used = [register[value] for value in inputs[index]]
         free += [register[value] for value in dict.fromkeys(inputs[index]) if last[value] == index]
-        op = Op.LOAD_MINUS if index in differences else Op[steps[index][0]]
+        name, operands = steps[index]
+        place = pairs.get(index)
+        op = Op[name] if place is None else _PAIRS[name, place, steps[operands[place]][0]]
         to = 0
         if op.name not in _ENDS:
             to = register[index] = free.pop() if free else len({*register.values()})
         first, second, third = [*used, 0, 0, 0][:3]
-        rows.append((op, (to, first, second, third), differences.get(index, index)))
+        rows.append((op, (to, first, second, third), (index,) if place is None else (operands[place], index)))
     return Arrangement(rows, len({*register.values()}))
 
 
-def _find_differences(steps: Sequence[tuple[str, tuple[int, ...]]], wanted: set[int]) -> dict[int, int]:
-    """Return subtractions from a source that is not used otherwise, with its load: one operation does both."""
+def _find_pairs(steps: Sequence[tuple[str, tuple[int, ...]]], wanted: set[int]) -> dict[int, int]:
+    """Return the steps that run as one with the step that makes an operand, which nothing else uses: for each the
+    place of the operand.
+    """
     uses = Counter(value for index in wanted for value in steps[index][1])
-    return {
-        index: inputs[0]
-        for index, (op, inputs) in enumerate(steps)
-        if index in wanted and op == "SUB" and steps[inputs[0]][0] == "LOAD" and uses[inputs[0]] == 1
-    }
+    pairs: dict[int, int] = {}
+    for index in sorted(wanted):
+        op, inputs = steps[index]
+        for place, value in enumerate(inputs):
+            if (op, place, steps[value][0]) in _PAIRS and uses[value] == 1 and value not in pairs:
+                pairs[index] = place
+                break
+    return pairs
+
+
+def _inputs(steps: Sequence[tuple[str, tuple[int, ...]]], index: int, place: int | None) -> tuple[int, ...]:
+    """Return the values that an operation reads: those of a step, one of them replaced by what it is made of."""
+    own = steps[index][1]
+    return own if place is None else (*own[:place], *steps[own[place]][1], *own[place + 1 :])

@@ -87,9 +87,9 @@ class Recording:
         laid = lay_out(tuple((step.op, step.inputs) for step in self.steps))
         draws: list[int] = []
         rows = []
-        for op, registers, index in laid.rows:
-            fields = dict(self.steps[index].fields)
-            tables = [table.ctypes.data for table in self.steps[index].tables] + [0, 0]
+        for op, registers, indices in laid.rows:
+            fields = {name: value for index in indices for name, value in self.steps[index].fields}
+            tables = [table.ctypes.data for index in indices for table in self.steps[index].tables] + [0, 0]
             place = fields.get("place", 0)
             if op in DROPS:
                 draws += [] if place in draws else [place]

@@ -29,7 +29,8 @@
 enum { FLOAT32, BFLOAT16, FLOAT16, ROUNDED_BFLOAT16, ROUNDED_FLOAT16 };
 enum {
     LOAD, LOAD_MINUS, STORE, FILL, ADD, SUB, MUL, DIV, MAX, MIN, COPYSIGN, AXPY, ADDCMUL, LERP, ADDS, MULS, MAXS, MINS,
-    ABS, NEG, SIGN, SHRINK, GES, SELECT, BY_ROW, DROP, DROP_BY_RANK, SUM, NONZERO, SCAN, TAKE
+    ABS, NEG, SIGN, SHRINK, GES, SELECT, BY_ROW, DROP, DROP_BY_RANK, SUM, NONZERO, SCAN, TAKE,
+    ADD_MUL, MUL_MAXS, DIV_MAXS, AXPY_SIGN, SIGN_ADDS /* two steps at once, each rounded as by itself */
 };
 enum { CODES = 1 << 15, RUN = 1024 };
 
@@ -364,13 +365,18 @@ INLINE int step(const Step *s, const Job *job, Scratch *scratch, int64_t n) {
     }
     case NONZERO: { int64_t found = 0; EACH found += a[i] != 0; job->counts[4 * s->place] += found; break; }
     case SCAN: scan(a, s, job->counts + 4 * s->place, job->kept + s->place * job->room, job->room, n); break;
+    case ADD_MUL: EACH y[i] = a[i] + b[i] * c[i]; break;
+    case MUL_MAXS: EACH { float v = a[i] * b[i]; y[i] = v < x ? x : v; } break;
+    case DIV_MAXS: EACH y[i] = a[i] / (b[i] < x ? x : b[i]); break;
+    case AXPY_SIGN: EACH y[i] = fmaf(sign(b[i]), x, a[i]); break;
+    case SIGN_ADDS: EACH y[i] = sign(a[i]) + x; break;
     case TAKE: memcpy(job->kept + s->place * job->room + scratch->taken, a, (size_t)n * 4); break;
     }
     return 0;
 }
 
 /* Raised with every change of what Python and this file tell each other. */
-const int tiles_version = 2;
+const int tiles_version = 3;
 
 /* Run the steps over a block. Returns 0; 1 if an input or a result is not finite; -1 if memory is short. */
 FOR_EACH_PROCESSOR

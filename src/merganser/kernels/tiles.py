@@ -28,7 +28,7 @@ DTYPES = {"torch.float32": 0, "torch.bfloat16": 1, "torch.float16": 2}
 #: The numbers of results that are rounded to a dtype and stored in float32.
 ROUNDED = {"torch.bfloat16": 3, "torch.float16": 4}
 #: The version of the library that this module speaks to; another was built from older sources.
-VERSION = 2
+VERSION = 3
 #: The fields of a step, as numpy has them.
 STEP = [
     *((name, "<i4") for name in ("op", "to", "a", "b", "c")),
