@@ -2,7 +2,16 @@ import numpy as np
 import pytest
 import torch
 
-from merganser.kernels.polar import DEFECT, TOLERANCE, _defect, inverse_root, noise_levels, polar
+from merganser.kernels.polar import (
+    DEFECT,
+    SENSITIVITY,
+    TOLERANCE,
+    IllConditioned,
+    _defect,
+    inverse_root,
+    noise_levels,
+    polar,
+)
 
 
 def with_weak(n, weak, size, rows=None):
@@ -61,8 +70,7 @@ def subspaces(d, k, count, seed=0):
 
 def polar_in_float32(matrix):
     root = inverse_root(matrix)
-    precision = root.precision(torch.float32)
-    return root, (matrix.to(precision) @ root.matrix().to(precision)).double()
+    return root, root.polar_factor(matrix, root.precision(torch.float32)).double()
 
 
 @pytest.mark.parametrize(("rows", "seed"), [(512, 0), (512, 1), (700, 0), (1024, 0)])
@@ -102,3 +110,36 @@ def test_a_wrong_root_is_noticed():
     assert _defect(matrix, root) < DEFECT
     assert _defect(matrix, root._replace(s=root.s * 1.001, weights=root.weights / 1.001)) > DEFECT
     assert _defect(matrix, root._replace(vectors=root.vectors.roll(1, 1))) > DEFECT
+
+
+@pytest.mark.parametrize("rows", [128, 200])
+def test_sensitivity_is_what_an_error_of_the_matrix_does_to_its_polar_factor(rows):
+    """Independent subspaces amplify errors by about two, however weak chance makes a direction of a square matrix."""
+    matrix = subspaces(rows, 16, 8).double()
+    noise = torch.randn(matrix.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    noise *= 1e-7 * matrix.norm() / noise.norm()
+    before = polar(matrix)
+    measured = float((polar(matrix + noise) - before).norm() / before.norm()) / 1e-7
+    assert inverse_root(matrix).sensitivity(rows) == pytest.approx(measured, rel=0.4)
+
+
+def test_a_direction_that_chance_made_weak_does_not_ask_for_float64():
+    """Errors of the other directions do not reach it, and it is computed in float64 by itself."""
+    u, s, vt = np.linalg.svd(subspaces(512, 64, 8).double().numpy())
+    s[-1] = 3e-5
+    matrix = torch.from_numpy((u * s) @ vt).float()
+    root, found = polar_in_float32(matrix)
+    assert root.vectors.dtype == torch.float32
+    assert root.mean_amplification > 300
+    assert root.sensitivity(512) < SENSITIVITY
+    u, _, vt = np.linalg.svd(matrix.double().numpy())
+    assert np.linalg.norm(found.numpy() - u @ vt) < DEFECT / 4 * 512**0.5
+    right = torch.randn(512, 40, generator=torch.Generator().manual_seed(0))
+    np.testing.assert_allclose(root.polar_factor_times(matrix, right), found @ right.double(), atol=1e-4)
+
+
+def test_near_duplicates_are_ill_conditioned():
+    matrix = subspaces(600, 64, 8)
+    matrix[:, :64] = matrix[:, 64:128] + 1e-2 * matrix[:, :64]
+    with pytest.raises(IllConditioned):
+        polar(matrix, limit=SENSITIVITY)

@@ -12,6 +12,7 @@ from merganser.kernels.spectra import (
     RANK_FLOOR,
     SMALL,
     Factors,
+    beside,
     effective_rank,
     gram,
     mirror,
@@ -212,3 +213,13 @@ def test_mirror_fills_the_upper_triangle(n):
     wanted = lower.tril() + lower.tril(-1).T
     assert torch.equal(mirror(lower), wanted)
     assert torch.equal(lower, wanted)
+
+
+def test_factors_that_lie_side_by_side_are_not_copied():
+    place = torch.randn(3, 2, 5)
+    parts = [part.T for part in place]
+    whole = beside(*parts)
+    assert whole.data_ptr() == place.data_ptr()
+    for found in (whole, beside(*(part.clone() for part in parts)), beside(parts[0], *parts[1:])):
+        np.testing.assert_array_equal(found, torch.cat(parts, dim=1))
+    np.testing.assert_array_equal(beside(parts[0], parts[2]), torch.cat([parts[0], parts[2]], dim=1))

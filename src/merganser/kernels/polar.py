@@ -26,9 +26,10 @@ WELL_CONDITIONED = 2e-3
 DEFECT = 8e-5
 #: Up to this share of the directions may be weaker and be computed again in float64.
 FEW = 1 / 8
-#: Largest amplification of the errors of float32 factors by orthogonalising; a merge shows about an eighth of it.
-AMPLIFICATION = 300.0
+#: Largest amplification of the errors of float32 factors by orthogonalising them; independent tasks have about 2.
+SENSITIVITY = 4.0
 _PROBES = 8
+_SIDE = 256
 
 
 class IllConditioned(Exception):
@@ -52,7 +53,7 @@ def polar(
     Since λ/10 ≥ 3e-8 is within what a float64 Gram matrix resolves, no SVD is needed.
 
     Raises:
-        IllConditioned: If errors of A would be amplified by more than `limit`.
+        IllConditioned: If errors of A would be amplified by more than `limit` (`InverseRoot.sensitivity`).
     """
     return polar_and_norm(matrix, tolerance, kind, limit)[0]
 
@@ -65,17 +66,21 @@ def polar_and_norm(
         factor, norm = polar_and_norm(matrix.T, tolerance, kind, limit)
         return factor.T, norm
     root = inverse_root(matrix, tolerance, kind)
-    if root.mean_amplification > limit:
-        raise IllConditioned
-    return times(matrix, root.matrix().double()), float(root.s.sum())
+    root.check(matrix.shape[0], limit)
+    factor = times(matrix, root.matrix().double())
+    return (factor if root.weak is None else factor.addmm_(*root.weakest(factor.dtype))), float(root.s.sum())
 
 
 class InverseRoot(NamedTuple):
-    """The filtered (AᵀA)^(−½) = W diag(f(σ)/σ) Wᵀ of a tall A = U diag(σ) Wᵀ: A times it is the polar factor of A."""
+    """The filtered (AᵀA)^(−½) = W diag(f(σ)/σ) Wᵀ of a tall A = U diag(σ) Wᵀ: A times it is the polar factor of A.
+
+    If float32 has too few digits for A times the weakest directions, `weak` holds their f(σ) u.
+    """
 
     s: Tensor
     vectors: Tensor
     weights: Tensor
+    weak: Tensor | None = None
 
     @property
     def amplification(self) -> float:
@@ -93,10 +98,56 @@ class InverseRoot(NamedTuple):
         n = max(1, self.s.numel())
         return float(self.s.norm() * self.weights.norm()) / n
 
+    def sensitivity(self, rows: int) -> float:
+        """Return how much of a relative error spread evenly over the d = `rows` rows of A appears in its polar factor.
+
+        To first order, an error E changes it by U((UᵀEW)_ij − (UᵀEW)_ji)/(ς_i + ς_j)Wᵀ within the span of U and by
+        E W diag(1/ς) Wᵀ outside of it, with ς = σ/f. For an E of independent entries the ratio is
+
+            √( mean(σ²) · (Σ_{i≠j} 2/(ς_i + ς_j)² + (d − n) Σ_j 1/ς_j²) / (n d) ).
+
+        A single weak direction of a square matrix, which chance produces often, is therefore as stable as the others.
+        """
+        s = 1 / self.weights[self.weights > 0].double()
+        n = s.numel()
+        if n == 0:
+            return 0.0
+        starts = range(0, n, _SIDE)
+        pairs = math.fsum(float((2 / (s[start : start + _SIDE, None] + s).square()).sum()) for start in starts)
+        single = float(s.reciprocal().square().sum())
+        mean = float(self.s.double().square().mean())
+        return math.sqrt(mean * (pairs - single / 2 + (rows - n) * single) / (n * rows))
+
+    def check(self, rows: int, limit: float) -> None:
+        """Raise `IllConditioned` if errors would be amplified by more than `limit`."""
+        if limit < math.inf and self.sensitivity(rows) > limit:
+            raise IllConditioned
+
     def matrix(self) -> Tensor:
-        active = self.weights > 0
-        rows = self.vectors.T if bool(active.all()) else self.vectors.T[active]
-        return mirror(gram(rows * self.weights[active].sqrt()[:, None], dtype=self.vectors.dtype))
+        """Return the root, without the directions in `weak`."""
+        strong = slice(self.s.numel() - (0 if self.weak is None else self.weak.shape[1]))
+        weights, rows = self.weights[strong], self.vectors.T[strong]
+        active = weights > 0
+        rows = rows if bool(active.all()) else rows[active]
+        return mirror(gram(rows * weights[active].sqrt()[:, None], dtype=self.vectors.dtype))
+
+    def weakest(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return two factors of what the directions in `weak` add to the polar factor."""
+        assert self.weak is not None
+        return self.weak.to(dtype), self.vectors[:, -self.weak.shape[1] :].T.to(dtype)
+
+    def polar_factor(self, matrix: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the polar factor of A in `dtype`."""
+        found = (self.matrix().to(dtype) @ matrix.to(dtype).T).T
+        return found if self.weak is None else found.addmm_(*self.weakest(dtype))
+
+    def polar_factor_times(self, matrix: Tensor, right: Tensor) -> Tensor:
+        """Return the product of the polar factor of A with a matrix, without forming the former."""
+        found = matrix @ (self.matrix().to(matrix.dtype) @ right)
+        if self.weak is None:
+            return found
+        left, rows = self.weakest(found.dtype)
+        return found.addmm_(left, rows @ right)
 
 
 def inverse_root(matrix: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar") -> InverseRoot:
@@ -110,8 +161,10 @@ def inverse_root(matrix: Tensor, tolerance: float = TOLERANCE, kind: Orthogonali
         squares, w = leading_eigenpairs(gram(matrix, dtype=torch.float32), n)
         weak = n - int((squares > WELL_CONDITIONED * squares[0]).sum())
         if weak <= FEW * n:
-            s, w = _refine(matrix, squares, w, weak) if weak else (squares.sqrt(), w)
+            s, w, image = _refine(matrix, squares, w, weak) if weak else (squares.sqrt(), w, None)
             root = _weigh(s, w, d, tolerance, kind)
+            if image is not None:
+                root = root._replace(weak=(image * root.weights[-weak:]).float())
             if _defect(matrix, root) <= DEFECT:
                 return root
         del squares, w
@@ -127,8 +180,9 @@ def _weigh(s: Tensor, w: Tensor, rows: int, tolerance: float, kind: Orthogonaliz
     return InverseRoot(s, w, torch.where(kept > 0, kept / s.clamp(min=torch.finfo(s.dtype).tiny), 0.0))
 
 
-def _refine(matrix: Tensor, squares: Tensor, vectors: Tensor, weak: int) -> tuple[Tensor, Tensor]:
-    """Return the singular values and right singular vectors with the last `weak` computed again in float64.
+def _refine(matrix: Tensor, squares: Tensor, vectors: Tensor, weak: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the singular values and right singular vectors with the last `weak` computed again in float64, and the
+    image of these.
 
     What rounding left of the strong directions W₁ in the weak ones W₂ is removed to first order, W₂ ← W₂ − W₁ Λ₁⁻¹ W₁ᵀ
     AᵀA W₂; a Rayleigh–Ritz step then tells the weak ones apart.
@@ -136,20 +190,23 @@ def _refine(matrix: Tensor, squares: Tensor, vectors: Tensor, weak: int) -> tupl
     strong, rest = vectors[:, :-weak], vectors[:, -weak:].double()
     mixed = strong.T @ transpose_times(matrix, times(matrix, rest)).float() / squares[:-weak, None]
     rest, _ = torch.linalg.qr(rest - (strong @ mixed).double())
-    values, rotation = leading_eigenpairs(gram(times(matrix, rest)), weak)
+    image = times(matrix, rest)
+    values, rotation = leading_eigenpairs(gram(image), weak)
     s = torch.cat([squares[:-weak].sqrt(), values.clamp(min=0).sqrt().float()])
-    return s, torch.cat([strong.T, (rotation.T @ rest.T).float()]).T
+    return s, torch.cat([strong.T, (rotation.T @ rest.T).float()]).T, image @ rotation
 
 
 def _defect(matrix: Tensor, root: InverseRoot) -> float:
     """Estimate ‖XᵀX − W f² Wᵀ‖_F / √n of X = A W diag(f/σ) Wᵀ with Gaussian probes."""
     n = matrix.shape[1]
+    weak = matrix[:, :0] if root.weak is None else root.weak
+    strong = n - weak.shape[1]
+    vectors, weights = root.vectors[:, :strong], root.weights[:strong]
     probes = torch.randn(_PROBES, n, generator=torch.Generator().manual_seed(0)).to(matrix)
     along = probes @ root.vectors
-    scaled = (along * root.weights) @ root.vectors.T
-    back = (scaled @ matrix.T) @ matrix
-    left = (back @ root.vectors) * root.weights - along * (root.weights * root.s).square()
-    return float(left.norm()) / math.sqrt(_PROBES * n)
+    image = ((along[:, :strong] * weights) @ vectors.T) @ matrix.T + along[:, strong:] @ weak.T
+    back = torch.cat([((image @ matrix) @ vectors) * weights, image @ weak], dim=1)
+    return float((back - along * (root.weights * root.s).square()).norm()) / math.sqrt(_PROBES * n)
 
 
 def noise_levels(x: Tensor, rows: int, tolerance: float = TOLERANCE) -> Tensor:

@@ -128,8 +128,18 @@ def _by_gram(matrix: Tensor, k: int, first: tuple[Tensor, Tensor] | None = None)
 
 
 def beside(*parts: Tensor) -> Tensor:
-    """Concatenate matrices horizontally; contiguous columns, as those of factors, stay contiguous."""
-    return torch.cat([part.T for part in parts]).T
+    """Concatenate matrices horizontally; contiguous columns, as those of factors, stay contiguous.
+
+    Parts that lie side by side in memory are not copied.
+    """
+    first, rows = parts[0], parts[0].shape[0]
+    place = first.storage_offset()
+    for part in parts:
+        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() and part.dtype == first.dtype
+        if not same or part.stride() != (1, rows) or part.storage_offset() != place:
+            return torch.cat([part.T for part in parts]).T
+        place += part.numel()
+    return first.as_strided((rows, sum(part.shape[1] for part in parts)), (1, rows))
 
 
 def gram(matrix: Tensor, without: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from merganser.kernels.leading import LARGE, leading_svd
 from merganser.kernels.polar import (
-    AMPLIFICATION,
     FLOAT32_LIMIT,
+    SENSITIVITY,
     TOLERANCE,
     IllConditioned,
     inverse_root,
@@ -100,7 +100,7 @@ class IsoCTS(Isotropic):
             rest -= left @ (left.T @ rest)
             own = decompose(rest, share)
             parts.append(own.truncate(int((own.s > floor).sum())))
-        limit = AMPLIFICATION if wide == torch.float32 else math.inf
+        limit = SENSITIVITY if wide == torch.float32 else math.inf
 
         def merge(own: Sequence[Factors]) -> Tensor:
             u, s, v = (torch.cat(part, dim=-1) for part in zip(common, *own, strict=True))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from merganser.checkpoints.base import TensorSpec
 from merganser.kernels.leading import leading_svd
-from merganser.kernels.polar import AMPLIFICATION, TOLERANCE, IllConditioned, InverseRoot, inverse_root
+from merganser.kernels.polar import SENSITIVITY, TOLERANCE, IllConditioned, InverseRoot, inverse_root
 from merganser.kernels.spectra import HELD, SMALL, Factors, beside, top_svd, top_svds
 from merganser.lazy import torch
 from merganser.methods.duplicates import average_over_groupings
@@ -78,7 +78,7 @@ def merge_tasks(
     """
     try:
         factors = decompose(deltas, k, exact)
-        return orthogonal_sum(factors, orthogonalize, tolerance, deltas.dtype, AMPLIFICATION)
+        return orthogonal_sum(factors, orthogonalize, tolerance, deltas.dtype, SENSITIVITY)
     except IllConditioned:
         return orthogonal_sum(decompose(deltas, k, exact=True), orthogonalize, tolerance, deltas.dtype)
 
@@ -87,8 +87,20 @@ def decompose(matrices: Sequence[Tensor], k: int, exact: bool = False) -> list[F
     """Return the top-k factors of every task matrix, without components due to rounding."""
     if min(matrices[0].shape) <= SMALL:
         return [factors.above(FLOOR) for factors in top_svds(list(matrices), k)]
-    decomposition = top_svd if exact else leading_svd
-    return side_by_side(lambda index: decomposition(matrices[index], k).above(FLOOR), range(len(matrices)))
+    if exact:
+        return side_by_side(lambda index: top_svd(matrices[index], k).above(FLOOR), range(len(matrices)))
+    # One place for the float32 factors of all tasks, so that they need not be copied to be orthogonalised together.
+    tasks, shape = len(matrices), matrices[0].shape
+    places = [torch.empty(tasks, min(k, *shape), side, dtype=torch.float32, device="cpu") for side in shape]
+
+    def put_in_place(index: int) -> Factors:
+        u, s, v = factors = leading_svd(matrices[index], k).above(FLOOR)
+        if s.dtype != torch.float32:
+            return factors
+        u, v = (place[index, : s.numel()].copy_(side.T).T for place, side in zip(places, (u, v), strict=True))
+        return Factors(u, s, v)
+
+    return side_by_side(put_in_place, range(tasks))
 
 
 def orthogonal_sum(
@@ -96,18 +108,18 @@ def orthogonal_sum(
     orthogonalize: Orthogonalize = "polar",
     tolerance: float = TOLERANCE,
     dtype: torch.dtype | None = None,
-    amplification: float = math.inf,
+    limit: float = math.inf,
 ) -> Tensor:
     """Return U⊥ Σ V⊥ᵀ from the factors of each task, in `dtype` (float32).
 
     Raises:
-        IllConditioned: If the factors are in float32 and their errors would be amplified by more than `amplification`.
+        IllConditioned: If the factors are in float32 and their errors would be amplified by more than `limit`.
     """
 
     def merge(parts: Sequence[Factors]) -> Tensor:
         if orthogonalize == "polar" and len(parts) > 1 and any(part.s.dtype == torch.float32 for part in parts):
             narrow = Factors(*(part.float() for part in _concatenate(parts)))
-            return _product_of_narrow(narrow, tolerance, amplification).to(dtype or torch.float32)
+            return _product_of_narrow(narrow, tolerance, limit).to(dtype or torch.float32)
         u, s, v = orthogonal(parts, orthogonalize, tolerance, dtype or torch.float32)
         # Orthonormal factors are well-conditioned: their product keeps all digits of `dtype`.
         return (u * s) @ v.T
@@ -127,10 +139,8 @@ def orthogonal(
     if orthogonalize != "none" and len(factors) > 1:
         # Decompositions in parallel, then products that use all threads.
         kind = orthogonalize
-        roots = side_by_side(lambda side: _root(side, tolerance, kind), (u, v))
-        u, v = (
-            _times_root(side, root.matrix(), root.precision(dtype)) for side, root in zip((u, v), roots, strict=True)
-        )
+        roots = side_by_side(lambda side: inverse_root(_tall(side), tolerance, kind), (u, v))
+        u, v = (_polar_factor(side, root, root.precision(dtype)) for side, root in zip((u, v), roots, strict=True))
     return u.to(dtype), s.to(dtype), v.to(dtype)
 
 
@@ -138,36 +148,33 @@ def _concatenate(factors: Sequence[Factors]) -> Factors:
     return Factors(beside(*(f.u for f in factors)), torch.cat([f.s for f in factors]), beside(*(f.v for f in factors)))
 
 
-def _product_of_narrow(factors: Factors, tolerance: float, amplification: float) -> Tensor:
+def _product_of_narrow(factors: Factors, tolerance: float, limit: float) -> Tensor:
     """Return U⊥ Σ V⊥ᵀ of concatenated float32 factors without orthogonalising the longer one: with the root R of its
     Gram matrix, U⊥ Σ V⊥ᵀ = U (R Σ V⊥ᵀ).
     """
     u, s, v = factors
     if u.shape[0] < v.shape[0]:
-        return _product_of_narrow(factors.T, tolerance, amplification).T
-    roots = side_by_side(partial(_narrow_root, tolerance=tolerance, amplification=amplification), (u, v))
-    (left, precision), right = roots
-    inner = _times_root(v, *right).to(torch.float32).T.mul_(s[:, None])
-    del roots, right
+        return _product_of_narrow(factors.T, tolerance, limit).T
+    left, right = side_by_side(partial(_narrow_root, tolerance=tolerance, limit=limit), (u, v))
+    inner = _polar_factor(v, right, right.precision(torch.float32)).to(torch.float32).T.mul_(s[:, None])
+    del right
+    precision = left.precision(torch.float32)
     if u.shape[0] >= u.shape[1] and precision == torch.float32:
-        return u @ (left.to(torch.float32) @ inner)
-    return _times_root(u, left, precision).to(torch.float32) @ inner
+        return left.polar_factor_times(u, inner)
+    return _polar_factor(u, left, precision).to(torch.float32) @ inner
 
 
-def _narrow_root(side: Tensor, tolerance: float, amplification: float) -> tuple[Tensor, torch.dtype]:
-    """Return the root of one side and the dtype to apply it in; raises `IllConditioned`."""
-    root = _root(side, tolerance, "polar")
-    if root.mean_amplification > amplification:
-        raise IllConditioned
-    return root.matrix(), root.precision(torch.float32)
+def _narrow_root(side: Tensor, tolerance: float, limit: float) -> InverseRoot:
+    tall = _tall(side)
+    root = inverse_root(tall, tolerance)
+    root.check(tall.shape[0], limit)
+    return root
 
 
-def _root(side: Tensor, tolerance: float, kind: Literal["polar", "whiten"]) -> InverseRoot:
-    """Return the root that orthonormalises the short side of a matrix."""
-    return inverse_root(side if side.shape[0] >= side.shape[1] else side.T, tolerance, kind)
+def _polar_factor(side: Tensor, root: InverseRoot, dtype: torch.dtype) -> Tensor:
+    found = root.polar_factor(_tall(side), dtype)
+    return found if side.shape[0] >= side.shape[1] else found.T
 
 
-def _times_root(side: Tensor, root: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the polar factor in `dtype`."""
-    side, root = side.to(dtype), root.to(dtype)
-    return (root @ side.T).T if side.shape[0] >= side.shape[1] else root @ side
+def _tall(side: Tensor) -> Tensor:
+    return side if side.shape[0] >= side.shape[1] else side.T
