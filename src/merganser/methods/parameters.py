@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,10 +45,11 @@ class Parameter:
             return tuple(value)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise RecipeError(f"{where}: expected a number, got {value!r}")
+        if not abs(value) <= sys.float_info.max:
+            found = repr(value) if isinstance(value, float) else "an integer that no float can hold"
+            raise RecipeError(f"{where}: expected a finite number, got {found}")
         if self.kind is int and value != int(value):
             raise RecipeError(f"{where}: expected a whole number, got {value!r}")
-        if not math.isfinite(value):
-            raise RecipeError(f"{where}: expected a finite number, got {value!r}")
         low, high = self.low, self.high
         if (low is not None and value < low) or (high is not None and value > high):
             bounds = f"at least {low}" if high is None else f"at most {high}" if low is None else f"in [{low}, {high}]"

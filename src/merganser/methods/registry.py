@@ -140,7 +140,7 @@ def build(method: type[Method], values: Mapping[str, Any], models: Sequence[str]
         if len(each) != len(models):
             raise RecipeError(f"{method.name}.{name}: {len(each)} values for {len(models)} models")
         settings[name] = tuple(
-            parameter.check(v, f"{method.name}.{name} of {model}") if v is not None else None
+            None if v is None and parameter.default is None else parameter.check(v, f"{method.name}.{name} of {model}")
             for v, model in zip(each, models, strict=True)
         )
     return method(**settings)
