@@ -107,10 +107,10 @@ def test_an_endpoint_that_fails_is_said_in_the_result(toy, tmp_path, monkeypatch
 
     load = LiveMerge.load
 
-    def failing(self, candidate):
+    def failing(self, candidate, *settings):
         if candidate == "right":
             raise InputError("no such weights")
-        return load(self, candidate)
+        return load(self, candidate, *settings)
 
     monkeypatch.setattr(LiveMerge, "load", failing)
     study = start(toy(), tmp_path / "s.sqlite")

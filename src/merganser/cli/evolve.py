@@ -269,7 +269,7 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
     from merganser.errors import MerganserError
     from merganser.evolve.ranking import nothing
     from merganser.evolve.schema import to_document
-    from merganser.evolve.summary import compared, unseen_intervals
+    from merganser.evolve.summary import compared, describe_biases, unseen_intervals
 
     single = objective is not None or len(study.design.objectives) == 1
     winners = [study.best(objective)] if single else study.pareto()
@@ -280,11 +280,12 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
     untested = {label: error for label in others if (error := study.test_error(label)) is not None}
     objectives = [o for o in study.design.objectives if objective in (None, o.name)]
     verdicts = {o.name: said for o in objectives if (said := compared(study, o, study.best(o.name)))}
+    biases = describe_biases(study)
     failed = Counter(trial.reason for trial in study.trials() if trial.state == "failed")
     if as_json:
         found = [to_document(trial) | {"test": study.test_scores(trial)} for trial in winners]
         facts = {"event": "best", "ended": study.ended, "winners": found, "endpoints": endpoints, "untested": untested}
-        emit(facts | {"verdicts": verdicts, "failed": dict(failed), "cost": study.cost().to_dict()})
+        emit(facts | {"verdicts": verdicts, "biases": biases, "failed": dict(failed), "cost": study.cost().to_dict()})
         return
     if not study.ended:
         tried, budget = len(study.trials()), study.design.search.trials
@@ -301,8 +302,8 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
         say(f"{label} alone, on unseen items: {_with_intervals(unseen_intervals(study, label))}")
     for label, error in untested.items():
         say(f"{label} alone, on unseen items: failed: {error}")
-    for verdict in verdicts.values():
-        say(verdict)
+    for sentence in (*verdicts.values(), *biases.values()):
+        say(sentence)
     say(f"{study.cost().describe()}.")
     for reason, count in failed.most_common(3):
         say(f"{count} of {len(study.trials())} trials failed: {reason}")

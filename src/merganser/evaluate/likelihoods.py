@@ -257,7 +257,7 @@ def _can_share(model: nn.Module, pairs: Sequence[Pair]) -> bool:
         shared = _shared(model, pairs, len(pairs))
     except (TypeError, AttributeError, IndexError, RuntimeError, ValueError, NotImplementedError):
         return False
-    narrow = next(model.parameters()).dtype not in (torch.float32, torch.float64)
+    narrow = any(parameter.dtype not in (torch.float32, torch.float64) for parameter in model.parameters())
     allowed = NARROW_TOLERANCE if narrow else TOLERANCE
     whole = score_whole(model, pairs, len(pairs))
     tokens = [len(rest) for _, rest in pairs]

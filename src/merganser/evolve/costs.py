@@ -11,7 +11,13 @@ if TYPE_CHECKING:
     from merganser.evolve.store import Store, Trial
 
 #: The parts of a study, by kind of trial.
-PARTS = {"candidate": "search", "endpoint": "calibration", "full": "full evaluation at the end", "test": "test"}
+PARTS = {
+    "candidate": "search",
+    "endpoint": "calibration",
+    "full": "full evaluation at the end",
+    "test": "test",
+    "quantized": "bias of quantisation",
+}
 #: Seconds of `merging` and `asking`, and `flops` of the questions.
 Costs: TypeAlias = Mapping[str, float]
 
@@ -98,7 +104,7 @@ def measure_cost(store: Store, pool: int) -> StudyCost:
         )
         for kind, name in PARTS.items()
     )
-    asked, calibration, again, _ = (part.questions for part in parts)
+    asked, calibration, again, *_ = (part.questions for part in parts)
     return StudyCost(
         asked=asked,
         full=pool * len(evaluated),

@@ -21,11 +21,13 @@ from merganser.checkpoints.hashing import content_hash
 from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.live import LiveModule
+from merganser.engine.modules import ModuleTensors
 from merganser.errors import InputError
 from merganser.evaluate.questions import SCORE, Asked, Examiner
 from merganser.evolve.cache import AnswerCache, answer_keys
 from merganser.evolve.design import BASE
 from merganser.evolve.metering import CostMeter
+from merganser.evolve.quantization import Quantization, QuantizedCopy
 from merganser.evolve.space import Space
 from merganser.evolve.workers import Candidate
 
@@ -79,15 +81,24 @@ class LiveMerge:
         self._open: dict[str, Checkpoint] = {}
         self._candidate: Candidate | None = None
         self._live = LiveModule(module, finite=True)  # `hold_open` has checked every source
+        self._names = ModuleTensors(module)
+        self._copy: QuantizedCopy | None = None
 
-    def load(self, candidate: Candidate) -> nn.Module:
-        """Load the weights of a candidate into the module (an endpoint's own, for a label) and return it."""
-        if self._candidate is not None and candidate == self._candidate:
+    def load(self, candidate: Candidate, quantization: Quantization | None = None) -> nn.Module:
+        """Load the weights of a candidate into the module (an endpoint's own, for a label) and return it, or its
+        quantised copy.
+        """
+        if self._candidate is None or candidate != self._candidate:
+            self._candidate = None
+            changed = self._live.load(recipes.prepare(recipes.load(self.document(candidate)), open=self._held))
+            if self._copy is not None:
+                self._copy.mark(str(self._names.find(output.name)) for output in changed)
+            self._candidate = candidate
+        if quantization is None:
             return self.module
-        self._candidate = None
-        self._live.load(recipes.prepare(recipes.load(self.document(candidate)), open=self._held))
-        self._candidate = candidate
-        return self.module
+        if self._copy is None:
+            self._copy = QuantizedCopy(self.module, quantization)
+        return self._copy.refresh()
 
     def document(self, candidate: Candidate) -> dict[str, Any]:
         """Return the recipe of a candidate. For an endpoint it is the same merge with every tensor from that model,
@@ -112,6 +123,7 @@ class MergedModels:
     space: Space
     examiners: Mapping[str, Examiner]
     answers: str | None = None
+    quantize: Quantization | None = None
     _live: LiveMerge | None = field(default=None, init=False, repr=False, compare=False)
     _meter: CostMeter = field(default_factory=CostMeter, init=False, repr=False, compare=False)
 
@@ -129,27 +141,38 @@ class MergedModels:
         return self._live
 
     def __call__(self, candidate: Candidate, items: Mapping[str, Sequence[int]]) -> dict[str, Sequence[float]]:
+        return self._answer(candidate, items, self.quantize)
+
+    def ask_exactly(self, candidate: Candidate, items: Mapping[str, Sequence[int]]) -> dict[str, Sequence[float]]:
+        """Return answers in full precision, also if candidates are quantised."""
+        return self._answer(candidate, items, None)
+
+    def _answer(
+        self, candidate: Candidate, items: Mapping[str, Sequence[int]], quantize: Quantization | None
+    ) -> dict[str, Sequence[float]]:
         answers: dict[str, Sequence[float]] = {}
         for task, chosen in items.items():
-            for measure, values in self._ask(candidate, self.examiners[task], chosen).items():
+            for measure, values in self._ask(candidate, self.examiners[task], chosen, quantize).items():
                 answers[task if measure == SCORE else f"{task}.{measure}"] = values
         return answers
 
-    def _ask(self, candidate: Candidate, examiner: Examiner, items: Sequence[int]) -> Mapping[str, Sequence[float]]:
+    def _ask(
+        self, candidate: Candidate, examiner: Examiner, items: Sequence[int], quantize: Quantization | None
+    ) -> Mapping[str, Sequence[float]]:
         """Ask a candidate; for an endpoint, ask only what `answers` does not have."""
 
         def examine(chosen: Sequence[int]) -> Mapping[str, Sequence[float]]:
             with self._meter.timed("merging"):
-                model = self.live.load(candidate)
+                model = self.live.load(candidate, quantize)
             with self._meter.asking(), torch.inference_mode():
                 return examiner(model, chosen)
 
         if self.answers is None or not isinstance(candidate, str) or not isinstance(examiner, Asked):
             return examine(items)
-        keys = answer_keys(examiner, self._weights(candidate), items)
+        keys = answer_keys(examiner, self._weights(candidate, quantize), items)
         return AnswerCache(self.answers).ask(keys, items, examine)
 
-    def _weights(self, endpoint: str) -> str:
+    def _weights(self, endpoint: str, quantize: Quantization | None) -> str:
         """Return the identity of an endpoint's weights: its bytes, and those of the base, whose names it uses. If
         the output changes, which may depend on all models, all of them count.
         """
@@ -158,4 +181,5 @@ class MergedModels:
         if "output" in document:
             paths += [model["path"] for model in document["models"]]
         hashes = [content_hash(open_checkpoint(path)) for path in paths if path]
-        return json.dumps([hashes, document.get("output"), str(self.module)], default=str)
+        form = [] if quantize is None else [quantize.form]
+        return json.dumps([hashes, document.get("output"), str(self.module), *form], default=str)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from merganser.checkpoints.opening import open as open_checkpoint
-from merganser.errors import InputError, MerganserError, did_you_mean, reading
+from merganser.errors import InputError, MerganserError, did_you_mean, reading, require
 from merganser.evaluate.loaders import LOADERS, Loader
 from merganser.evaluate.questions import Examiner
 from merganser.evaluate.references import import_function
@@ -22,6 +22,7 @@ from merganser.evolve.fitness import MergedModels
 from merganser.evolve.layering import LAYERS
 from merganser.evolve.population import initial_population
 from merganser.evolve.preparation import Calibration, cautions, check_items
+from merganser.evolve.quantization import Quantization
 from merganser.evolve.runfile import SERVER, RunFile, read_run_file, summarize_problems
 from merganser.evolve.served import ServedAdapters, serve_adapters
 from merganser.evolve.space import Space
@@ -102,6 +103,8 @@ class _Completion:
                 if name in calibration:
                     self._attempt(f"tasks.{name}.calibration", check_items, name, task, calibration[name])
         self._check_measures(examiners)
+        if run.model.quantize is not None:
+            self._attempt("model.quantize", require, "bitsandbytes", "quantize")
         evaluate = self._attempt("model.kind", build_evaluator, run, space, examiners)
         self._stop_at_problems()
         directions = {m: d for name, examiner in examiners.items() for m, d in directions_of(name, examiner).items()}
@@ -196,8 +199,9 @@ def build_evaluator(run: RunFile, space: Space, examiners: Mapping[str, Examiner
     elif model.kind not in LOADERS:
         raise InputError(f"unknown {model.kind!r}{did_you_mean(model.kind, [*LOADERS, SERVER])}")
     path = model.path or run.base or next(iter(run.models.values()))
-    loader = Loader(model.kind, path, model.device, model.dtype)
-    return MergedModels(loader, run.template, space, examiners, run.answers)
+    quantize = None if model.quantize is None else Quantization(model.quantize, model.device)
+    loader = Loader(model.kind, path, model.device if quantize is None else "cpu", model.dtype)
+    return MergedModels(loader, run.template, space, examiners, run.answers, quantize)
 
 
 def count_layers(run: RunFile) -> int:

@@ -48,7 +48,10 @@ class CostMeter:
             return
         if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             channels = output.shape[-1 if weight.dim() == 2 else 1]
-            self._add("flops", 2.0 * weight.numel() * output.numel() / channels)
+            size = weight.numel()
+            if isinstance(module, nn.Linear):  # 4-bit weights are stored in another shape
+                size = module.in_features * module.out_features
+            self._add("flops", 2.0 * size * output.numel() / channels)
 
     def take(self) -> dict[str, float]:
         """Return what was spent, and start anew."""

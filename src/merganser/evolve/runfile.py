@@ -47,6 +47,8 @@ class ModelSettings(StudyRecord):
         tokenizer: The tokenizer; by default that of `path` or the base.
         device: The device that models are asked on.
         dtype: The dtype that they compute in; by default the checkpoint's.
+        quantize: Ask candidates in `int8` or 4-bit `nf4`. They are merged in memory, and the quantised copy is on the
+            device. The test is in full precision, and the difference is measured on the endpoints.
     """
 
     kind: str = "causal-lm"
@@ -54,6 +56,11 @@ class ModelSettings(StudyRecord):
     tokenizer: str | None = None
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    quantize: Literal["int8", "nf4"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind == SERVER and self.quantize is not None:
+            raise SettingError("quantize: a server has its own precision; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

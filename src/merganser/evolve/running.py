@@ -22,7 +22,7 @@ from merganser.evolve.space import key
 from merganser.evolve.store import Answers, Store, Trial, TrialEstimate
 from merganser.evolve.workers import Candidate, Evaluate, Job, Outcome, Workers, check_answers, workers
 
-Kind: TypeAlias = Literal["endpoint", "test", "full"]
+Kind: TypeAlias = Literal["endpoint", "test", "full", "quantized"]
 Listener = Callable[[Event], None]
 #: Objectives, and the estimates behind them.
 Scores: TypeAlias = tuple[dict[str, float], dict[str, TrialEstimate]]
@@ -53,6 +53,7 @@ class StudyRun:
                 check(name, task, calibration.get(name, Calibration()))
         self.workers: Workers = workers(evaluate, count, ray=ray)
         self.count = count
+        self.quantized = getattr(evaluate, "quantize", None) is not None
         self.tasks: dict[str, Prepared] = {}
         self.known: dict[str, Trial] = {}
 
@@ -291,6 +292,8 @@ class StudyRun:
             self._evaluate("full", [t.values or {} for t in chosen], pool, "stability")
         self._evaluate("test", [t.values or {} for t in self._winners(valid, pool)], test, "test")
         self._evaluate("test", [*self.design.endpoints, *self.design.references], test, "test")
+        if self.quantized:
+            self._evaluate("quantized", self.design.endpoints, test, "test")
         self.store.set(ended=True)
         self.on_event(Event("done", self.design.search.trials, self.design.search.trials))
 
@@ -320,7 +323,8 @@ class StudyRun:
         """Evaluate and record the `candidates` that the store does not have; the score of a measure is its mean."""
         labels = [each if isinstance(each, str) else key(each) for each in candidates]
         waiting = [(label, each) for label, each in zip(labels, candidates, strict=True) if not self._done(kind, label)]
-        jobs = [Job(number, each, items) for number, (_, each) in enumerate(waiting)]
+        exact = kind == "test"  # winners are used, and compared with endpoints, in full precision
+        jobs = [Job(number, each, items, exact=exact) for number, (_, each) in enumerate(waiting)]
         for done, outcome in enumerate(self.workers.run(jobs), 1):
             label, candidate = waiting[outcome.job.number]
             blank = Trial(kind, label, "done", values=None if isinstance(candidate, str) else candidate)
@@ -330,12 +334,7 @@ class StudyRun:
     def _done(self, kind: str, label: str) -> Trial | None:
         return next((t for t in self.store.trials(kind, label) if t.state == "done"), None)
 
-    def _ended(
-        self,
-        trial: Trial,
-        outcome: Outcome,
-        score: Callable[[Mapping[str, Answers]], Scores],
-    ) -> Trial:
+    def _ended(self, trial: Trial, outcome: Outcome, score: Callable[[Mapping[str, Answers]], Scores]) -> Trial:
         """Record an outcome: the trial with its scores, or its failure with the reason."""
         attempts, now = outcome.job.attempt, time.time()
         ran = replace(trial, seconds=outcome.seconds, worker=outcome.worker, attempts=attempts, finished=now)

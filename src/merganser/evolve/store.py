@@ -81,7 +81,8 @@ class Trial(StudyRecord):
     """One evaluation.
 
     Attributes:
-        kind: candidate (of the search), endpoint (calibration), test (held-out items) or full (the whole pool).
+        kind: candidate (of the search), endpoint (calibration), test (held-out items), full (the whole pool) or
+            quantized (an endpoint on held-out items, as quantised as candidates).
         label: The key of the values, or the endpoint's label.
         state: done, failed or infeasible.
         values: The value of every variable.
@@ -90,7 +91,7 @@ class Trial(StudyRecord):
         cached_from: The trial with the same values whose answers it shares.
     """
 
-    kind: Literal["candidate", "endpoint", "test", "full"]
+    kind: Literal["candidate", "endpoint", "test", "full", "quantized"]
     label: str
     state: Literal["done", "failed", "infeasible"]
     generation: int | None = None

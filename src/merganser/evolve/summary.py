@@ -17,6 +17,7 @@ from merganser.evolve.estimators import Estimator, compare
 from merganser.evolve.intervals import Interval, objective_error, paired_interval, score_interval, standard_error
 from merganser.evolve.objectives import Objective
 from merganser.evolve.preparation import Prepared
+from merganser.evolve.runfile import RunFile
 from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
 
@@ -72,6 +73,8 @@ class Summary:
     """Endpoints whose test failed, with the reasons."""
     verdicts: Mapping[str, str]
     """By objective: whether its winner is better than the best endpoint, if that can be told."""
+    biases: Mapping[str, str]
+    """By objective: what quantisation changes, if candidates were quantised."""
 
 
 def summarize(study: Study) -> Summary:
@@ -98,6 +101,7 @@ def summarize(study: Study) -> Summary:
         agreement=tuple(a for name, p in study.prepared().items() if (a := agreement(study, name, p))),
         cost=study.cost(),
         verdicts={o.name: said for o in design.objectives if (said := compared(study, o, study.best(o.name)))},
+        biases=describe_biases(study),
         states={state: sum(t.state == state for t in trials) for state in ("done", "failed", "infeasible")},
         untested={label: error for label in tested if (error := study.test_error(label)) is not None},
     )
@@ -194,8 +198,8 @@ def _tested(design: Design, answers: Mapping[str, Array]) -> dict[str, Any]:
     }
 
 
-def _test_answers(study: Study, label: str) -> dict[str, Array]:
-    tested = [t for t in study.store.trials("test", label) if t.state == "done"]
+def _test_answers(study: Study, label: str, kind: str = "test") -> dict[str, Array]:
+    tested = [t for t in study.store.trials(kind, label) if t.state == "done"]
     return {m: a.values for m, a in study.store.answers(tested[-1]).items()} if tested else {}
 
 
@@ -241,3 +245,36 @@ def compared(study: Study, objective: Objective, winner: Trial) -> str:
         f"By {objective.name} on unseen items {said}: item by item the gain is {gain.value:+.3f}, 95 % interval "
         f"{gain.low:+.3f} to {gain.high:+.3f}."
     )
+
+
+def quantization_bias(study: Study, objective: Objective) -> Interval | None:
+    """Return by how much quantised endpoints are better than the same in full precision, on the test items.
+
+    Every item counts once, with the mean of the endpoints. None if candidates were not quantised, or no endpoint was
+    asked both ways.
+    """
+    pairs = [
+        (quantized, exact)
+        for label in study.design.endpoints
+        if (quantized := _test_answers(study, label, "quantized")) and (exact := _test_answers(study, label))
+    ]
+    if not pairs:
+        return None
+    left, right = (
+        {measure: np.mean([each[measure] for each in rows], 0) for measure in objective.measures}
+        for rows in zip(*pairs, strict=True)
+    )
+    return paired_interval(objective, left, right)
+
+
+def describe_biases(study: Study) -> dict[str, str]:
+    """Return a sentence for each objective on what quantisation changes; none if candidates were not quantised."""
+    return {
+        objective.name: (
+            f"Candidates were asked in {study.design.model.quantize}. On unseen items the endpoints are better by "
+            f"{bias.value:+.3f} of {objective.name} than in full precision, 95 % interval {bias.low:+.3f} to "
+            f"{bias.high:+.3f}. All scores on unseen items are in full precision."
+        )
+        for objective in study.design.objectives
+        if isinstance(study.design, RunFile) and (bias := quantization_bias(study, objective)) is not None
+    }

@@ -40,13 +40,17 @@ class Evaluate(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """A candidate and the items of each task to ask, in order; in a race, not all if it loses."""
+    """A candidate and the items of each task to ask, in order; in a race, not all if it loses.
+
+    An `exact` job is asked in full precision, by the method `ask_exactly` of an evaluator that has one.
+    """
 
     number: int
     candidate: Candidate
     items: Mapping[str, Sequence[int]]
     attempt: int = 1
     race: Race | None = None
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,9 +127,10 @@ def _perform(evaluate: Evaluate, job: Job, worker: str) -> Outcome:
     answers: dict[str, list[float]] = {}
     asked: dict[str, list[int]] = {task: [] for task in job.items}
     lost = None
+    ask: Evaluate = getattr(evaluate, "ask_exactly", evaluate) if job.exact else evaluate
     try:
         for part in [job.items] if job.race is None else job.race.parts(job.items):
-            for measure, values in _plain(evaluate(job.candidate, part)).items():
+            for measure, values in _plain(ask(job.candidate, part)).items():
                 answers.setdefault(measure, []).extend(values)
             for task, items in part.items():
                 asked[task].extend(items)

@@ -110,8 +110,8 @@ def _winners(page: Page, study: Study, summary: Summary) -> None:
     counts = {m: n for winner in summary.winners for m, n in winner.items.items()}
     items = ", ".join(f"{count} of {measure}" for measure, count in sorted(counts.items()))
     page.table(columns, rows, f"Means and standard errors over the test items: {items or 'not tested yet'}")
-    for verdict in summary.verdicts.values():
-        page.text(verdict)
+    for sentence in (*summary.verdicts.values(), *summary.biases.values()):
+        page.text(sentence)
     for label, error in summary.untested.items():
         page.text(f"{label} could not be asked the test items, so it is not compared: {error}")
     names = [variable.name for variable in study.design.search_space.variables]
