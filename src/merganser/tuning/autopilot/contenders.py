@@ -13,7 +13,7 @@ from merganser.tuning.autopilot.looking import SUSPECT, Remark
 PLAIN = "task_arithmetic"
 #: Methods that are proposed if registered, the simplest first.
 METHODS = (PLAIN, "ties", "tsv", "iso_c", "iso_cts", "wudi", "ace")
-#: Initial scales of a race; the winner's is refined. Those of a plain sum are per expert.
+#: Initial scales of a race, which closes in on the best ones. Those of a plain sum are per expert.
 SCALES = (0.5, 1.0, 2.0)
 SHARES = (1.0, 2.0, 4.0)
 
@@ -92,7 +92,7 @@ def propose(experts: Sequence[str], remarks: Sequence[Remark], methods: Sequence
         for own, left in sets:
             scales = [share / len(own) for share in SHARES] if name == PLAIN else SCALES
             merges = [Contender(name, own, {}, left).at(scale) for scale in scales]
-            if equal:  # only once: the race compares methods, and the winner's scale is refined
+            if equal:  # only once: the race tries other scales
                 merges.append(Contender(name, own, {"norms": "equal"}, left).at(scales[1]))
             found |= {contender.label: contender for contender in merges}
     return list(found.values())

@@ -1,13 +1,10 @@
-"""The steps: race the models, race the merges, refine the scale, check on unseen questions, decide."""
+"""The steps: race the models, race the merges, check on unseen questions, decide."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass
 
 from merganser.errors import MerganserError
 from merganser.evaluate.search import Rung
@@ -17,20 +14,8 @@ from merganser.tuning.autopilot.answers import BudgetSpentError, Scoreboard
 from merganser.tuning.autopilot.contenders import PLAIN, Contender
 from merganser.tuning.autopilot.decisions import Challenge, Decision, Verdict
 from merganser.tuning.autopilot.looking import CULPRITS, Remark
-from merganser.tuning.autopilot.racing import FAILED, fit_to_budget, reject, rung_ends, score, worst_case
-
-#: Steps of the winner's scale during refinement, in powers of two.
-OCTAVES = (0.0, -0.5, 0.5, -1.0, 1.0)
-
-
-@dataclass
-class Heat:
-    """One race: contenders from best to worst, its rungs, and why contenders left."""
-
-    order: list[Contender]
-    rungs: list[Rung] = field(default_factory=list)
-    why: dict[str, str] = field(default_factory=dict)
-    stopped: bool = False
+from merganser.tuning.autopilot.racing import FAILED, Heat, fit_to_budget, reject, rung_ends, score, worst_case
+from merganser.tuning.autopilot.zooming import FINEST, planned_cost, race_merges
 
 
 @dataclass(frozen=True)
@@ -43,8 +28,8 @@ class RaceSize:
     total: int
 
 
-def plan_size(board: Scoreboard, models: int, merges: int, questions: int) -> RaceSize:
-    """Return the largest race that the budget allows in the worst case.
+def plan_size(board: Scoreboard, models: int, merges: Sequence[Contender], questions: int) -> RaceSize:
+    """Return the largest race that the budget allows with all its rungs and one step to closer scales.
 
     Raises:
         InputError: If the budget allows none.
@@ -55,15 +40,15 @@ def plan_size(board: Scoreboard, models: int, merges: int, questions: int) -> Ra
     def unseen(most: int) -> int:
         return math.ceil(kept_back * most / limit)
 
-    def cost(most: int) -> int:
-        races = sum(worst_case(count, rung_ends(count, most, tasks), board.cost) for count in (models, merges))
-        # The winner may have won before the last rung; it is asked everything to refine its scale.
-        refined = len(OCTAVES) * board.cost(0, most)
-        return races + refined + 3 * board.cost(0, unseen(most), unseen=True)
+    def cost(most: int, steps: int = 1) -> int:
+        alone = worst_case(models, rung_ends(models, most, tasks), board.cost)
+        merged = planned_cost(merges, rung_ends(len(merges), most, tasks), steps, board.cost)
+        return alone + merged + 3 * board.cost(0, unseen(most), unseen=True)
 
     budget = board.meter.budget.questions
-    most = fit_to_budget(cost, limit, budget, f"{merges} merges and {models} models")
-    return RaceSize(most, unseen(most), cost(most))
+    most = fit_to_budget(cost, limit, budget, f"{len(merges)} merges and {models} models")
+    total = cost(most, int(-math.log2(FINEST)))
+    return RaceSize(most, unseen(most), total if budget is None else min(budget, total))
 
 
 def race(board: Scoreboard, contenders: Sequence[Contender], most: int, reserved: int) -> Heat:
@@ -91,31 +76,10 @@ def race(board: Scoreboard, contenders: Sequence[Contender], most: int, reserved
     return heat
 
 
-def refine(board: Scoreboard, winner: Contender, most: int, reserved: int) -> tuple[Contender, Rung]:
-    """Return the winner at its best scale, and the scores at the scales tried.
-
-    The best scale is the maximum of the parabola over log α through the highest score and its two neighbours, which
-    lies between them: one through all scores would be drawn away from a peak that falls off on one side. If the highest
-    score is at an end, or the budget ends, it is the scale of the highest score.
-    """
-    tried = {octave: winner.at(winner.scale * 2**octave) for octave in OCTAVES}
-    scores: dict[str, float] = {}
-    with suppress(BudgetSpentError):
-        for each in tried.values():
-            scores[each.label] = score(board.objective, board.ask(each, most, reserved=reserved))
-    best = max(OCTAVES, key=lambda octave: scores.get(tried[octave].label, -math.inf))
-    near = sorted(OCTAVES, key=lambda octave: abs(octave - best))[:3]
-    heights = [scores.get(tried[octave].label, -math.inf) for octave in near]
-    if min(near) < best < max(near) and min(heights) > -math.inf:
-        bend, slope, _ = np.polyfit(near, heights, 2)
-        best = -slope / (2 * bend) if bend < -1e-6 else best
-    return winner.at(winner.scale * 2 ** float(best)), Rung(most, scores)
-
-
-def find_plain(heat: Heat, contenders: Sequence[Contender]) -> Contender | None:
+def find_plain(heat: Heat) -> Contender | None:
     """Return the plain contender that got furthest in a race, and scored best there."""
     last = {label: (rung.budget, score) for rung in heat.rungs for label, score in rung.scores.items()}
-    plain = [each for each in contenders if each.name == PLAIN and each.label in last]
+    plain = [each for each in heat.order if each.name == PLAIN and each.label in last]
     return max(plain, key=lambda each: last[each.label], default=None)
 
 
@@ -148,18 +112,17 @@ def decide(
     questions: int,
     on_plan: Callable[[int], None] = lambda total: None,
 ) -> Decision:
-    """Race, refine, check, and return the decision; `on_plan` is called with the largest number of questions."""
-    planned = plan_size(board, len(models), len(merges), questions)
+    """Race, check, and return the decision; `on_plan` is called with the largest number of questions."""
+    planned = plan_size(board, len(models), merges, questions)
     on_plan(planned.total)
     if board.meter.budget.seconds is not None:
         board.ask(models[0], 1)  # tells how long a question takes
     reserved = 3 * board.cost(0, planned.unseen, unseen=True)
     alone = race(board, models, planned.most, reserved)
-    heat = race(board, merges, planned.most, reserved)
-    if heat.rungs and heat.rungs[-1].scores[heat.order[0].label] == -math.inf:
-        raise MerganserError(f"no merge could be asked: {board.journal.failures.get(heat.order[0].label, FAILED)}")
-    best, refined = refine(board, heat.order[0], planned.most, reserved)
-    plain = find_plain(heat, merges)
+    best, heat = race_merges(board, merges, planned.most, reserved)
+    if heat.rungs and max(heat.rungs[-1].scores.values()) == -math.inf:
+        raise MerganserError(f"no merge could be asked: {board.journal.failures.get(best.label, FAILED)}")
+    plain = find_plain(heat)
     ladder = [alone.order[0], *([plain] if plain is not None and best.name != PLAIN else []), best]
     challenges, unseen = check(board, ladder, planned.unseen)
     held = next((c for c in reversed(challenges) if c.kept), None)
@@ -175,7 +138,7 @@ def decide(
         score=held.score if held else None,
         remarks=remarks,
         challenges=tuple(challenges),
-        rungs=(*alone.rungs, *heat.rungs, refined),
+        rungs=(*alone.rungs, *heat.rungs),
         rejected={**alone.why, **heat.why},
         asked=board.meter.asked,
         seconds=board.meter.seconds,

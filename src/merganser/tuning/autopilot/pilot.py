@@ -51,10 +51,10 @@ def auto(
     """Choose how to merge experts, or decide not to.
 
     Inspects the weights first: duplicates are left out, and experts that seem to be of another base are tried with and
-    without. Then races methods and scales on the same few questions, refines the scale of the winner, and checks it on
-    questions that the race did not use. A merge is chosen only if it is better there, beyond a 95 % interval, than the
-    best single model; and a method other than task arithmetic only if it is better than that. Without data there is no
-    evidence: the result is the default merge, marked as such.
+    without. Then races methods and scales on the same few questions, with closer scales for the better methods, and
+    checks the winner on questions that the race did not use. A merge is chosen only if it is better there, beyond a 95
+    % interval, than the best single model; and a method other than task arithmetic only if it is better than that.
+    Without data there is no evidence: the result is the default merge, marked as such.
 
     Args:
         models: The experts, in a list or by label.

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from merganser.errors import InputError
-from merganser.evaluate.search import rung_sizes
+from merganser.evaluate.search import Rung, rung_sizes
 from merganser.evolve.arrays import Array
 from merganser.evolve.intervals import paired_interval
 from merganser.evolve.objectives import Objective
 from merganser.evolve.racing import rungs
+from merganser.tuning.autopilot.contenders import Contender
 
 #: Confidence needed to reject a contender of the better half.
 LEVEL = 0.95
@@ -26,22 +28,35 @@ FAILED = "its answers are not numbers"
 FEWEST = 48
 
 
+@dataclass
+class Heat:
+    """One race: the contenders that were asked, its rungs, why contenders left, and whether the budget ended it."""
+
+    order: list[Contender]
+    rungs: list[Rung] = field(default_factory=list)
+    why: dict[str, str] = field(default_factory=dict)
+    stopped: bool = False
+
+
 def score(objective: Objective, answers: Mapping[str, Array]) -> float:
     """Return the objective of answers, higher is better; minus infinity if it is not a number."""
     value = objective.value({task: float(values.mean()) for task, values in answers.items()})
     return -math.inf if math.isnan(value) else value
 
 
-def reject(objective: Objective, answers: Mapping[str, Mapping[str, Array]]) -> tuple[list[str], dict[str, str]]:
+def reject(
+    objective: Objective, answers: Mapping[str, Mapping[str, Array]], fewest: int = 1
+) -> tuple[list[str], dict[str, str]]:
     """Return the contenders that stay, the best first, and why the others leave.
 
     Args:
         objective: The objective to maximise.
         answers: The answers of every contender to the same questions of every task.
+        fewest: The number of contenders that leave only if they are significantly worse.
     """
     means = {label: score(objective, own) for label, own in answers.items()}
     order = sorted(answers, key=lambda label: -means[label])  # stable: of equals, the first
-    leader, half = order[0], math.ceil(len(order) / 2)
+    leader, half = order[0], max(fewest, math.ceil(len(order) / 2))
     stay, why = [leader], {}
     for place, label in enumerate(order[1:], 1):
         if means[label] == -math.inf:

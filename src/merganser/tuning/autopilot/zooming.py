@@ -1,0 +1,171 @@
+"""Race merges over methods and scales at once: on every rung fewer methods, more questions and closer scales.
+
+The score of a method depends on its scale, often with a narrow peak, so methods are compared at the best scales known
+of each. On every rung the best scales of a method answer twice as many questions, the worse half of the methods leaves,
+and the others try the scales on both sides of their best, half as far away as before. The last two methods go on until
+the budget ends: a method is given up only for being worse at a scale of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+
+import numpy as np
+
+from merganser.evaluate.search import Rung, rung_sizes
+from merganser.evolve.arrays import Array
+from merganser.tuning.autopilot.answers import BudgetSpentError, Scoreboard
+from merganser.tuning.autopilot.contenders import Contender
+from merganser.tuning.autopilot.racing import Heat, reject, rung_ends, score
+
+#: Methods that reach the last rung, and scales of each method that go on to the next one.
+FINALISTS, CARRIED = 2, 3
+#: The smallest distance between scales, in octaves: 4 %.
+FINEST = 1 / 16
+
+
+def later_rungs(methods: int, ends: Sequence[int], cost: Callable[[int, int], int]) -> int:
+    """Return the maximum number of questions from `ends[0]` to `ends[-1]`, apart from new scales."""
+    sizes = rung_sizes(methods, len(ends) - 1)
+    return sum(
+        CARRIED * max(min(methods, FINALISTS), size) * cost(*span)
+        for size, span in zip(sizes, pairwise(ends), strict=False)
+    )
+
+
+def planned_cost(merges: Sequence[Contender], ends: Sequence[int], steps: int, cost: Callable[[int, int], int]) -> int:
+    """Return the questions of a race that closes in on the scales of its finalists `steps` times."""
+    methods = len(group(merges))
+    halved = max(min(methods, FINALISTS), math.ceil(methods / 2))
+    closer = steps * 2 * min(methods, FINALISTS) * cost(0, ends[-1])
+    return len(merges) * cost(0, ends[0]) + later_rungs(halved, ends, cost) + closer
+
+
+def group(merges: Sequence[Contender]) -> dict[str, list[Contender]]:
+    """Return the merges that differ only in their scale, by what they have in common."""
+    found: dict[str, list[Contender]] = {}
+    for each in merges:
+        found.setdefault(each.at(1.0).label, []).append(each)
+    return found
+
+
+class MergeRace:
+    """A race of merges.
+
+    Args:
+        board: Asks the questions.
+        merges: The initial merges, an octave apart.
+    """
+
+    def __init__(self, board: Scoreboard, merges: Sequence[Contender]) -> None:
+        self.board = board
+        self.methods = group(merges)
+        self.octaves = 1.0
+        #: Questions per task that all remaining methods have answered, and the answers by that number and label.
+        self.count = 0
+        self.answers: dict[int, dict[str, Mapping[str, Array]]] = {}
+        self.asked: dict[str, Contender] = {}
+        self.why: dict[str, str] = {}
+
+    def height(self, contender: Contender) -> float:
+        own = self.answers.get(self.count, {}).get(contender.label)
+        return -math.inf if own is None else score(self.board.objective, own)
+
+    def best(self, method: str) -> Contender:
+        return max(self.methods[method], key=self.height)
+
+    def ask(self, contenders: Sequence[Contender], count: int, reserved: int) -> None:
+        own = self.answers.setdefault(count, {})
+        for each in contenders:
+            own[each.label] = self.board.ask(each, count, reserved=reserved)
+            self.asked[each.label] = each
+
+    def climb(self, count: int, reserved: int) -> None:
+        """Ask the best scales of every method more questions."""
+        if self.count:
+            for method, own in self.methods.items():
+                order = sorted(own, key=self.height, reverse=True)
+                self.methods[method] = [each for each in own if each in order[:CARRIED]]
+                self.leave(order[CARRIED:], "other scales of it are better")
+        self.ask([each for own in self.methods.values() for each in own], count, reserved)
+        self.count = count
+
+    def leave(self, contenders: Sequence[Contender], reason: str) -> None:
+        failures = self.board.journal.failures
+        self.why |= {each.label: failures.get(each.label, reason) for each in contenders}
+
+    def drop_scales(self) -> None:
+        """Drop the merges that are surely worse than the leader."""
+        stay, why = reject(self.board.objective, self.answers[self.count], len(self.answers[self.count]))
+        for method, own in list(self.methods.items()):
+            for each in own:
+                if each.label in why:
+                    self.leave([each], why[each.label])
+            self.methods[method] = [each for each in own if each.label in stay]
+        self.methods = {method: own for method, own in self.methods.items() if own}
+
+    def drop_methods(self, fewest: int) -> None:
+        """Drop the methods whose best scale is surely worse than the leader, and the worse half down to `fewest`."""
+        tops = {self.best(method).label: method for method in self.methods}
+        stay, why = reject(self.board.objective, {top: self.answers[self.count][top] for top in tops}, fewest)
+        for top, reason in why.items():
+            self.leave(self.methods[tops[top]], reason)
+        self.methods = {tops[top]: self.methods[tops[top]] for top in stay}
+
+    def zoom(self, reserved: int) -> None:
+        """Ask every method at both sides of its best scale, half as far away as before, as far as the budget goes."""
+        self.octaves /= 2
+        with suppress(BudgetSpentError):
+            for method, own in self.methods.items():
+                best = self.best(method)
+                for side in (-self.octaves, self.octaves):
+                    new = best.at(best.scale * 2**side)
+                    if new.label not in self.answers[self.count]:
+                        self.ask([new], self.count, reserved)
+                        own.append(new)
+
+    def peak(self) -> Contender:
+        """Return the best merge at the maximum of the parabola over log α through its score and its two neighbours'.
+
+        If one side of the best scale was not asked, it is that scale itself.
+        """
+        own = max(self.methods.values(), key=lambda own: max(map(self.height, own)))
+        best = max(own, key=self.height)
+        places = {
+            math.log2(each.scale / best.scale): self.height(each) for each in own if self.height(each) > -math.inf
+        }
+        below = max((place for place in places if place < 0), default=None)
+        above = min((place for place in places if place > 0), default=None)
+        if below is None or above is None:
+            return best
+        bend, slope, _ = np.polyfit([below, 0.0, above], [places[below], places[0.0], places[above]], 2)
+        return best.at(best.scale * 2 ** float(-slope / (2 * bend))) if bend < -1e-6 else best
+
+
+def race_merges(board: Scoreboard, merges: Sequence[Contender], most: int, reserved: int) -> tuple[Contender, Heat]:
+    """Return the best merge at its best scale, and the race; `reserved` questions of the budget are not touched."""
+    race, stopped = MergeRace(board, merges), False
+    ends = rung_ends(len(merges), most, len(board.exam.orders))
+    try:
+        if ends[0] > 1:  # many scales are hopeless, and few questions show it
+            race.climb(ends[0] // 2, reserved)
+            race.drop_scales()
+        for place, end in enumerate(ends):
+            race.climb(end, reserved)
+            race.drop_methods(FINALISTS)
+            race.zoom(reserved + later_rungs(len(race.methods), ends[place:], board.cost))
+        while race.octaves > FINEST:
+            race.drop_methods(len(race.methods))
+            race.zoom(reserved)
+    except BudgetSpentError:
+        stopped = True
+    race.count = race.count or max((count for count, own in race.answers.items() if own), default=0)
+    rungs = [
+        Rung(count, {label: score(board.objective, each) for label, each in own.items()})
+        for count, own in race.answers.items()
+        if own and count <= race.count
+    ]
+    return race.peak(), Heat([*race.asked.values()], rungs, race.why, stopped)
