@@ -8,12 +8,12 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from align_networks import mlp
+from align_networks import mlp, trained_like
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 
-from merganser.align import match, scramble, universe
-from merganser.align.cross_moments import cross_moments
+from merganser.align import match, scramble, symmetry, universe
+from merganser.align.cross_moments import cross_moments, unit_grams
 from merganser.align.initialisation import hard_placing
 from merganser.align.permutations import random
 from merganser.align.placements import HardImage, Placement
@@ -106,3 +106,15 @@ def test_weights_cannot_be_run() -> None:
         universe([net.state_dict() for net in nets], symmetry, batches=[torch.randn(4, 5)])
     with pytest.raises(InputError, match="no batch was seen"):
         universe(nets, symmetry, batches=[])
+
+
+def test_activations_are_those_before_a_layer_that_changes_them_in_place():
+    def network(inplace):
+        made = nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace), nn.Linear(6, 3))
+        made.load_state_dict(trained_like(made, 1))
+        return made
+
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    free = symmetry(network(False), x)
+    plain, changed = (unit_grams([network(inplace)], [free], [x])["0",] for inplace in (False, True))
+    assert torch.equal(plain, changed)

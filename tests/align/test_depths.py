@@ -1,5 +1,6 @@
 """Blocks placed by dynamic programming, and a shallow model in the shape of a deeper one."""
 
+from collections import OrderedDict
 from itertools import combinations
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from merganser.align import stretch
+from merganser.align import scramble, stretch, symmetry
 from merganser.align.depths import place_blocks
 from merganser.errors import InputError
 
@@ -104,3 +105,61 @@ def test_what_cannot_be_stretched_is_refused():
 
     with pytest.raises(InputError, match="not residual"):
         stretch(Stack(2, block=Plain), Stack(3, block=Plain), [x], blocks="blocks")
+
+
+def test_blocks_that_add_to_their_input_in_place():
+    class Adding(Residual):
+        def forward(self, x):
+            x += self.down(torch.tanh(self.up(self.norm(x))))
+            return x
+
+    torch.manual_seed(0)
+    shallow, deep = Stack(2, block=Adding), Stack(4, block=Adding)
+    x = torch.randn(64, 4)
+    deep.load_state_dict(stretch(shallow, deep, [x], blocks="blocks").state)
+    torch.testing.assert_close(deep(x), shallow(x))
+
+
+class Convolutions(nn.Module):
+    """Residual convolutions whose blocks have names of their own."""
+
+    def __init__(self, depth):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 6, 3, padding=1), nn.Linear(6, 2)
+        names = [f"stage{i}" for i in range(depth)]
+        self.blocks = nn.Sequential(OrderedDict((name, Convolution()) for name in names))
+
+    def forward(self, x):
+        return self.last(self.blocks(self.first(x)).mean((2, 3)))
+
+
+class Convolution(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(6, 6, 3, padding=1)
+
+    def forward(self, x):
+        return x + torch.relu(self.conv(x))
+
+
+def test_images_are_compared_by_their_channels_in_any_order():
+    torch.manual_seed(0)
+    module, deep, x = Convolutions(2), Convolutions(3), torch.randn(16, 3, 8, 8)
+    twin = scramble(module, symmetry(module, x), seed=1)
+    np.testing.assert_allclose(stretch(module, twin, [x], blocks="blocks").similarity.diagonal(), 1.0)
+    stretched = stretch(module, deep, [x], blocks="blocks")
+    deep.load_state_dict(stretched.state)
+    torch.testing.assert_close(deep(x), module(x))
+
+
+def test_blocks_that_differ_and_activations_that_are_not_finite_are_refused():
+    x, broken, odd = torch.randn(8, 4), Stack(2), Stack(3)
+    with torch.no_grad():
+        broken.embed.weight[0] = torch.nan
+    with pytest.raises(InputError, match="not finite"):
+        stretch(broken, Stack(3), [x], blocks="blocks")
+    with pytest.raises(InputError, match="there are no batches"):
+        stretch(Stack(2), Stack(3), [], blocks="blocks")
+    odd.blocks[0].up, odd.blocks[0].down = nn.Linear(6, 5), nn.Linear(5, 6)
+    with pytest.raises(InputError, match=r"'blocks.0' of the first model and .* in 'blocks.0' of the second"):
+        stretch(Stack(2), odd, [x], blocks="blocks")

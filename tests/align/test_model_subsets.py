@@ -134,3 +134,11 @@ def test_merging_in_order_matches_each_model_to_the_mean_of_those_before():
     assert chosen.permutations[merging_order(quality_matrix(states, symmetry))[0]]["h1"].tolist() == list(range(12))
     with pytest.raises(InputError, match="names each of 0 … 3 once"):
         merge_in_order(states, symmetry, [0, 1, 1, 2])
+
+
+@pytest.mark.parametrize("size", [0, 1, 4])
+def test_subsets_of_a_size_that_there_is_not_are_refused(size):
+    module, free = mlp(3, 5, 2)
+    joint = universe([trained_like(module, seed) for seed in range(3)], free)
+    with pytest.raises(InputError, match=f"2 to 3 of them, got size={size}"):
+        compare_subsets(joint, size=size)

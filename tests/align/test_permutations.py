@@ -7,8 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from merganser.align import permutations as perms
+from merganser.align.blocks import move
 from merganser.align.symmetries import Atom, Factor, Symmetry, concatenation, product
 from merganser.errors import InputError
 
@@ -99,3 +101,9 @@ def test_bad_permutations_and_tensors() -> None:
 def test_scramble_takes_a_state_dict() -> None:
     state = draw_state()
     assert same(perms.scramble(state, NESTED, seed=4), perms.apply(NESTED, perms.random(NESTED, 4), state))
+
+
+def test_units_move_on_the_device_of_the_weights():
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        weights, order = torch.empty(4, 3, device="cuda"), torch.tensor([1, 0, 2, 3], device="cpu")
+        assert move(weights, 0, order).device.type == "cuda"

@@ -10,7 +10,7 @@ from torch import nn
 
 from merganser.align import match, scramble, symmetry, transport
 from merganser.align.head_spectra import match_heads
-from merganser.align.permutations import apply, inverse
+from merganser.align.permutations import apply, identity, inverse
 from merganser.align.solver import layout_and_weights
 from merganser.align.transports import match_bases, transported
 from merganser.checkpoints import open as open_checkpoint
@@ -163,3 +163,32 @@ def test_a_match_from_spectra_finds_what_was_planted():
     assert found.tries[0].start == "spectra"
     for name in free.objective:
         torch.testing.assert_close(back[name], state[name])
+
+
+def test_a_variance_that_would_be_negative_stays_that_of_the_target():
+    """A network with a negative variance returns NaN."""
+
+    def network(seed, variance):
+        made = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).eval()
+        made.load_state_dict(trained_like(made, seed))
+        made[1].running_var.copy_(torch.tensor(variance))
+        return made
+
+    target, tuned = network(0, [1.0, 2.0, 3.0, 4.0]), network(1, [1.0, 1.0, 6.0, 6.0])
+    source, x = network(2, [5.0, 2.0, 5.0, 5.0]), torch.randn(6, 3)
+    free = symmetry(target, x)
+    still = identity(free)
+    expected = torch.tensor([1.0, 1.0, 4.0, 5.0])
+    moved = transport(tuned, source, target, free, alignment=still)
+    torch.testing.assert_close(moved["1.running_var"], expected)
+    streamed = transported(*(open_checkpoint(m.state_dict()) for m in (tuned, source, target)), free, still, 1.0)
+    torch.testing.assert_close(streamed["1.running_var"], expected)
+    scores = []
+
+    def score(weights):
+        target.load_state_dict(weights)
+        scores.append(float(target(x).detach().sum()))
+        return scores[-1]
+
+    transport(tuned, source, target, free, alignment=still, scale=[0.1, 1.0], score=score)
+    assert np.isfinite(scores).all()

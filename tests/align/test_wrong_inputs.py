@@ -287,3 +287,22 @@ def test_a_single_batch_in_place_of_several(batches: Any) -> None:
         match(*nets, KNOWN, "ste", batches=batches, loss=nn.functional.cross_entropy)
     with pytest.raises(InputError, match="expected a list of batches or a data loader"):
         reset_batch_norm(nets[0], batches)
+
+
+def test_weights_that_are_not_numbers_are_refused_where_nothing_moves_too():
+    module, free = mlp(3, 5, 2)
+    states = [trained_like(module, seed) for seed in range(2)]
+    states[1]["2.bias"][0] = torch.nan
+    with pytest.raises(InputError, match="'2.bias' of model 1 has entries that are not finite"):
+        universe(states, free)
+
+
+def test_models_from_a_generator_are_read_once():
+    module, free = mlp(3, 5, 2)
+    batches = [torch.randn(8, 3)]
+    assert len(universe((m for m in [module, module]), free, batches=batches)) == 2
+
+
+def test_statistics_of_weights_without_a_network_are_refused():
+    with pytest.raises(InputError, match="give a module, not OrderedDict"):
+        reset_batch_norm(mlp(3, 5, 2)[0].state_dict(), [torch.randn(8, 3)])

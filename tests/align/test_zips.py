@@ -213,3 +213,57 @@ def test_wrong_input_is_refused():
     tokens = torch.randn(4, 5, 6)
     with pytest.raises(InputError, match="as many in every model"):
         zip_models([stream, narrow], [own, less], [tokens])
+
+
+class Residual(nn.Module):
+    """A stream of 8 units, which are normalised together, beside hidden ones of any width."""
+
+    def __init__(self, width, inplace=False):
+        super().__init__()
+        self.first, self.norm, self.up = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, width)
+        self.act, self.down, self.last = nn.ReLU(inplace), nn.Linear(width, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.first(x)
+        change = self.down(self.act(self.up(self.norm(x))))
+        change += x
+        return self.last(change)
+
+
+def test_units_that_are_normalised_together_beside_others_of_unequal_width():
+    narrow = Residual(5)
+    narrow.load_state_dict(trained_like(narrow, 2))
+    narrow, wide = narrow.double(), Residual(10).double()
+    copies = {"up.weight": 0, "up.bias": 0, "down.weight": 1}
+    wide.load_state_dict(
+        {
+            n: torch.cat([t, t], copies[n]) / (1 + copies[n]) if n in copies else t
+            for n, t in narrow.state_dict().items()
+        }
+    )
+    x = inputs(60, 6)
+    free, more = symmetry(narrow, x), symmetry(wide, x)
+    zipped = zip_models([narrow, scramble(wide, more, 3)], [free, more], [x])
+    assert zipped.notes == ("matched one to one, not grouped: first",)
+    torch.testing.assert_close(zipped.module(wide)(x), narrow(x))
+    torch.testing.assert_close(zip_models([wide, narrow], [more, free], [x], into=free).module(narrow)(x), narrow(x))
+
+
+def test_layers_that_change_their_input_in_place_do_not_spoil_the_other_heads():
+    module = Residual(5, inplace=True)
+    module.load_state_dict(trained_like(module, 2))
+    module = module.double().eval()
+    x = inputs(40, 6)
+    zipped = zip_models([module, scramble(module, free := symmetry(module, x), 3)], free, [x], until="last")
+    assert "down" in zipped.module(module).once
+    for output in zipped.module(module)(x):
+        torch.testing.assert_close(output, module(x))
+
+
+def test_a_result_of_another_architecture_is_refused():
+    (a, free), (b, _), (_, classes) = network((4, 7, 3), 0), network((4, 7, 3), 1), mlp(4, 7, 5)
+    x = inputs(20, 4)
+    with pytest.raises(InputError, match="the result has different layers from model 0"):
+        zip_models([a, b], free, [x], into=mlp(4, 7, 5, 3)[1])
+    with pytest.raises(InputError, match="the result has different layers from model 0"):
+        zip_models([a, b], free, [x], into=classes)

@@ -13,7 +13,7 @@ from torch import nn
 
 from merganser.align.ascent import Ascent, Step
 from merganser.align.assignments import Assignments
-from merganser.align.cross_moments import cross_moments
+from merganser.align.cross_moments import CrossMoments, cross_moments
 from merganser.align.matches import Match
 from merganser.align.permutations import Permutations, identity
 from merganser.align.solver import Solved, hard_placement, layout_and_weights, solve
@@ -45,9 +45,15 @@ def activation_matching(
         raise InputError("activation matching runs both models: give modules, not weights")
     states = states_of([a, b], symmetry)
     moments = cross_moments([a, b], symmetry, reusable(batches, "batches"), standardize=standardize)
+    return match_by_moments(moments, 1, states, workers)
+
+
+def match_by_moments(moments: CrossMoments, other: int, states: Sequence[State], workers: int | None = None) -> Match:
+    """Match one of the models that were measured to the first. `states` are the weights of these two."""
+    symmetry = moments.symmetry
     seen = sorted({path[0] for path in moments.grams})
     sizes = {path: tuple(symmetry.atoms[atom].size for atom in path) for path in moments.grams}
-    profits = {path: moments.pair(path, 0, 1).cpu().numpy().reshape(size * 2) for path, size in sizes.items()}
+    profits = {path: moments.pair(path, 0, other).cpu().numpy().reshape(size * 2) for path, size in sizes.items()}
     problems = [(symmetry.trees[root], {p: v for p, v in profits.items() if p[0] == root}) for root in seen]
     permutations = identity(symmetry)
     for solution, _ in assign_all(problems, workers):

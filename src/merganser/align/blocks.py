@@ -140,7 +140,7 @@ def composite(symmetry: Symmetry, path: Path, permutations: Permutations) -> NDA
 def move(array: torch.Tensor, axis: int, index: torch.Tensor) -> torch.Tensor:
     """Move one axis of an array by a gather (m,) or mix it by a matrix (m, m): rows new, columns old."""
     if index.dim() == 1:
-        return array.index_select(axis, index)
+        return array.index_select(axis, index.to(array.device))
     wide = array.to(torch.promote_types(array.dtype, torch.float32))
     mixed: torch.Tensor = torch.tensordot(wide, index.to(wide), dims=([axis], [1]))
     return mixed.movedim(-1, axis).contiguous()

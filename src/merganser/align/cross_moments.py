@@ -134,7 +134,8 @@ def _outputs(model: nn.Module, layers: Iterable[str], batch: Inputs) -> Activati
 
     def keep(layer: str, output: Tensor) -> None:
         rows = channel_rows(modules[layer], output)
-        found[layer] = torch.cat([found[layer], rows]) if layer in found else rows
+        # A copy: the next layer may change its input in place.
+        found[layer] = torch.cat([found[layer], rows]) if layer in found else rows.clone()
 
     with hooked(model, {layer: partial(keep, layer) for layer in layers}):
         forward(model, batch)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from merganser.align.state import State
 from merganser.errors import InputError
 from merganser.modules.batches import Inputs, forward, reusable
-from merganser.modules.moments import evaluating
+from merganser.modules.convolutions import CONVOLUTIONS
+from merganser.modules.moments import evaluating, run
 
+#: The shapes of tensors by name.
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 #: Maximum rows of activations that blocks are compared on.
 _ROWS = 4096
 #: Blocks whose outputs are less similar than this are unrelated.
@@ -67,10 +72,10 @@ def stretch(shallow: nn.Module, deep: nn.Module, batches: Iterable[Inputs], *, b
         >>> mg.align.stretch(shallow, deep, [tokens], blocks="layers").plan  # doctest: +SKIP
         (0, None, 1, 2)
     """
-    counts = [_count(model, blocks) for model in (shallow, deep)]
-    _check(shallow, deep, blocks, counts)
+    few, many = _block_names(shallow, blocks), _block_names(deep, blocks)
+    _check(shallow, deep, blocks, few, many)
     batches = reusable(batches, "batches")
-    similarity = _similarities(shallow, deep, batches, blocks, counts)
+    similarity = _similarities(shallow, deep, batches, few, many)
     plan = place_blocks(similarity)
     for place, source in enumerate(plan):
         if source is not None and not similarity[source, place] >= _LEAST:
@@ -80,17 +85,13 @@ def stretch(shallow: nn.Module, deep: nn.Module, batches: Iterable[Inputs], *, b
             )
     own, other = shallow.state_dict(), deep.state_dict()
     state: State = {name: tensor for name, tensor in own.items() if not name.startswith(f"{blocks}.")}
-    for place, source in enumerate(plan):
-        prefix, taken = f"{blocks}.{place}.", f"{blocks}.{source}."
-        silent = silenced(deep, f"{blocks}.{place}", batches) if source is None else frozenset()
-        for name in (name for name in other if name.startswith(prefix)):
-            state[name] = (
-                own[taken + name.removeprefix(prefix)]
-                if source is not None
-                else torch.zeros_like(other[name])
-                if name in silent
-                else other[name]
-            )
+    for block, source in zip(many, plan, strict=True):
+        silent = silenced(deep, block, batches) if source is None else frozenset()
+        for name in (name for name in other if name.startswith(f"{block}.")):
+            if source is not None:
+                state[name] = own[few[source] + name.removeprefix(block)]
+            else:
+                state[name] = torch.zeros_like(other[name]) if name in silent else other[name]
     return Stretch({name: state[name].clone() for name in other}, plan, similarity)
 
 
@@ -120,9 +121,10 @@ def place_blocks(similarity: NDArray[np.float64]) -> tuple[int | None, ...]:
 def silenced(model: nn.Module, block: str, batches: Iterable[Inputs]) -> frozenset[str]:
     """Return the weights of the fewest layers of a residual block that must be zero for it to return its input."""
     part = model.get_submodule(block)
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    calls: list[Any] = []
+    copied = partial(tree_map_only, Tensor, Tensor.clone)  # a block may add to its input in place
     with evaluating(model), torch.no_grad():
-        hook = part.register_forward_pre_hook(lambda _m, args, kwargs: calls.append((args, kwargs)), with_kwargs=True)
+        hook = part.register_forward_pre_hook(lambda _m, *given: calls.append(copied(given)), with_kwargs=True)
         with ExitStack() as stack:
             stack.callback(hook.remove)
             forward(model, next(iter(batches)))
@@ -138,7 +140,7 @@ def silenced(model: nn.Module, block: str, batches: Iterable[Inputs]) -> frozens
             for name in trial:
                 for parameter in copy.get_submodule(name).parameters():
                     parameter.zero_()
-            returned = _tensor(copy(*args, **kwargs))
+            returned = _tensor(copy(*copied(args), **copied(kwargs)))
             if returned.shape == stream.shape and torch.equal(returned, stream):
                 zero = trial
             elif layer is None:
@@ -153,61 +155,70 @@ def _turned(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D"
 
 
-def _count(model: nn.Module, blocks: str) -> int:
+def _block_names(model: nn.Module, blocks: str) -> list[str]:
     if not isinstance(model, nn.Module):
         raise InputError("models of different depths are run: give modules, not weights")
     found = dict(model.named_modules()).get(blocks)
     if not isinstance(found, nn.ModuleList | nn.Sequential) or not len(found):
         known = [name for name, part in model.named_modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
         raise InputError(f"{blocks!r} is no list of blocks; the model has {', '.join(known) or 'none'}")
-    return len(found)
+    return [f"{blocks}.{name}" for name, _ in found.named_children()]
 
 
-def _check(shallow: nn.Module, deep: nn.Module, blocks: str, counts: list[int]) -> None:
-    if counts[0] > counts[1]:
-        raise InputError(
-            f"the first model has {counts[0]} blocks, the second {counts[1]}: give the shallower one first"
-        )
+def _check(shallow: nn.Module, deep: nn.Module, blocks: str, few: Sequence[str], many: Sequence[str]) -> None:
+    if len(few) > len(many):
+        raise InputError(f"the first model has {len(few)} blocks, the second {len(many)}: give the shallower one first")
+    ours, theirs = ({n: tuple(t.shape) for n, t in model.state_dict().items()} for model in (shallow, deep))
 
-    def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-        found = {}
-        for name, tensor in model.state_dict().items():
-            inside = name.removeprefix(f"{blocks}.") if name.startswith(f"{blocks}.") else None
-            found[name if inside is None else f"a block: {inside.partition('.')[2]}"] = tuple(tensor.shape)
-        return found
+    def inside(shapes: Shapes, block: str) -> Shapes:
+        return {name.removeprefix(block): shape for name, shape in shapes.items() if name.startswith(f"{block}.")}
 
-    first, second = shapes(shallow), shapes(deep)
+    def outside(shapes: Shapes) -> Shapes:
+        return {name: shape for name, shape in shapes.items() if not name.startswith(f"{blocks}.")}
+
+    _compare(outside(ours), outside(theirs), "one model", "the other")
+    expected = inside(theirs, many[0])
+    for shapes, names, model in ((ours, few, "first"), (theirs, many, "second")):
+        for name in names:
+            _compare(inside(shapes, name), expected, f"{name!r} of the {model} model", f"{many[0]!r} of the second")
+
+
+def _compare(first: Shapes, second: Shapes, one: str, other: str) -> None:
     for name in sorted(first.keys() | second.keys()):
         if first.get(name) != second.get(name):
-            raise InputError(f"{name!r} is {first.get(name)} in one model and {second.get(name)} in the other")
+            raise InputError(f"{name!r} is {first.get(name)} in {one} and {second.get(name)} in {other}")
 
 
 def _similarities(
-    shallow: nn.Module, deep: nn.Module, batches: Iterable[Inputs], blocks: str, counts: list[int]
+    shallow: nn.Module, deep: nn.Module, batches: Iterable[Inputs], few: Sequence[str], many: Sequence[str]
 ) -> NDArray[np.float64]:
     """Return linear CKA ‖YᵀX‖² / ‖XᵀX‖‖YᵀY‖ of the centred outputs of every pair of blocks."""
-    first, second = (_features(model, batches, blocks, n) for model, n in zip((shallow, deep), counts, strict=True))
+    first, second = _features(shallow, batches, few), _features(deep, batches, many)
     found = np.zeros((len(first), len(second)))
     norms = [[float((x.T @ x).norm()) for x in own] for own in (first, second)]
     for i, x in enumerate(first):
         for j, y in enumerate(second):
             found[i, j] = float((y.T @ x).square().sum()) / max(norms[0][i] * norms[1][j], 1e-30)
+    if not np.isfinite(found).all():
+        raise InputError("the outputs of some blocks are not finite: blocks cannot be compared by them")
     return found
 
 
-def _features(model: nn.Module, batches: Iterable[Inputs], blocks: str, count: int) -> list[Tensor]:
-    kept: list[list[Tensor]] = [[] for _ in range(count)]
-    with ExitStack() as stack, evaluating(model), torch.no_grad():
-        for place, rows in enumerate(kept):
+def _features(model: nn.Module, batches: Iterable[Inputs], blocks: Sequence[str]) -> list[Tensor]:
+    """Return the centred outputs of every block, (samples and positions, channels)."""
+    kept: dict[str, list[Tensor]] = {block: [] for block in blocks}
 
-            def keep(_module: nn.Module, _inputs: Any, output: Any, rows: list[Tensor] = rows) -> None:
-                flat = _tensor(output).flatten(0, -2)
-                rows.append(flat[:: max(1, len(flat) // _ROWS)][:_ROWS].double())
+    def keep(block: str, module: nn.Module, _inputs: Any, output: Any) -> None:
+        found = _tensor(output)
+        images = found.dim() > 3 and any(isinstance(part, CONVOLUTIONS) for part in module.modules())
+        flat = (found.movedim(1, -1) if images else found).flatten(0, -2)
+        kept[block].append(flat[:: max(1, len(flat) // _ROWS)][:_ROWS].to(torch.float64, copy=True))
 
-            stack.callback(model.get_submodule(f"{blocks}.{place}").register_forward_hook(keep).remove)
-        for batch in batches:
-            forward(model, batch)
-    joined = [torch.cat(rows)[:_ROWS] for rows in kept]
+    with ExitStack() as stack, evaluating(model):
+        for block in blocks:
+            stack.callback(model.get_submodule(block).register_forward_hook(partial(keep, block)).remove)
+        run(model, batches)
+    joined = [torch.cat(rows)[:_ROWS] for rows in kept.values()]
     return [rows - rows.mean(0) for rows in joined]
 
 

@@ -31,7 +31,7 @@ def match_heads(layout: TermLayout, root: str, weights: Sequence[Sequence[Tensor
     """Return the assignment of heads that minimises Σ ‖σ_a(h) − σ_b(π(h))‖²."""
     first, second = ([_spectra(layout, root, term, own[term]) for term, _ in layout.places[root]] for own in weights)
     costs = [torch.cdist(a, b).square() for a, b in zip(first, second, strict=True)]
-    return assign(-np.sum([cost.double().numpy() for cost in costs], axis=0))
+    return assign(-np.sum([cost.double().cpu().numpy() for cost in costs], axis=0))
 
 
 def _spectra(layout: TermLayout, root: str, term: int, array: Tensor) -> Tensor:

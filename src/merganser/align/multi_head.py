@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from merganser.errors import InputError, did_you_mean
 from merganser.modules.batches import Inputs, forward
@@ -50,8 +52,8 @@ class MultiHead(nn.Module):
         first, *others = self.heads
         with ExitStack() as stack:
             for name, outputs in kept.items():
-                handle = first.get_submodule(name).register_forward_hook(_keep(outputs))
-                stack.callback(handle.remove)
+                keep = partial(_keep, outputs)
+                stack.callback(first.get_submodule(name).register_forward_hook(keep).remove)
             found = [first(*args, **kwargs)]
         for head in others:
             with ExitStack() as stack:
@@ -69,18 +71,20 @@ def _parts(module: nn.Module) -> bool:
     return next(module.children(), None) is not None
 
 
-def _keep(outputs: list[Any]) -> Callable[[nn.Module, Any, Any], None]:
-    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        outputs.append(output)
+def _keep(outputs: list[Any], _module: nn.Module, _inputs: Any, output: Any) -> None:
+    outputs.append(_cloned(output))
 
-    return hook
+
+def _cloned(output: Any) -> Any:
+    """Return copies of tensors, which later layers may change in place."""
+    return tree_map_only(Tensor, Tensor.clone, output)
 
 
 @contextmanager
 def _replayed(module: nn.Module, outputs: Sequence[Any]) -> Iterator[None]:
     """Make a layer return the recorded outputs of another, call by call."""
     left = iter(outputs)
-    module.forward = lambda *args, **kwargs: next(left)
+    module.forward = lambda *args, **kwargs: _cloned(next(left))
     try:
         yield
     finally:

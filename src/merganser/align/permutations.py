@@ -124,7 +124,7 @@ def _gathered(
                 for axis, path in enumerate(block.paths):
                     if path not in gathers:
                         gathers[path] = torch.tensor(composite(symmetry, path, permutations))
-                    array = move(array, axis, gathers[path].to(array.device))
+                    array = move(array, axis, gathers[path])
                 block.unfold(array, moved)
         yield name, moved
 

@@ -94,6 +94,8 @@ def reset_batch_norm(model: nn.Module, batches: Iterable[Inputs]) -> nn.Module:
         >>> network = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
         >>> fresh = mg.align.reset_batch_norm(network, [images])
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"statistics are measured by running the network: give a module, not {type(model).__name__}")
     fresh = deepcopy(model)
     with evaluating(fresh):
         momenta = {}

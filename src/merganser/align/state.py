@@ -75,7 +75,7 @@ def states_of(models: Sequence[Model], symmetry: Symmetry, least: int = 1) -> li
                 raise InputError(f"{name!r} of model {position} is on the meta device: it has no values to align")
             if tensor.is_floating_point() and tensor.element_size() == 1:
                 raise InputError(f"{name!r} of model {position} is {tensor.dtype}: convert it to a wider type first")
-        for name in symmetry.objective:
+        for name in (name for name in symmetry.axes if name not in symmetry.buffers):
             if state[name].is_complex() != states[0][name].is_complex():
                 own, first = ("complex" if s[name].is_complex() else "real" for s in (state, states[0]))
                 raise InputError(

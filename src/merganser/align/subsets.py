@@ -163,6 +163,8 @@ def compare_subsets(
     """
     if (size is None) == (subsets is None):
         raise InputError("give either the size of the subsets or the subsets")
+    if size is not None and not 2 <= size <= len(joint):
+        raise InputError(f"a subset of {len(joint)} models has 2 to {len(joint)} of them, got size={size}")
     chosen = [tuple(s) for s in subsets] if subsets is not None else list(combinations(range(len(joint)), size or 0))
     rows = []
     for members in chosen:

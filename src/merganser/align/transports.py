@@ -46,7 +46,8 @@ def transport(
 ) -> State:
     """Move a fine-tune to another base: θ_target + scale · π(θ_finetuned − θ_source).
 
-    π matches the source base to the target base. Counters are the target's. With `gradient_batches` an entry of the
+    π matches the source base to the target base. Counters are the target's, and so are entries of BatchNorm's running
+    variance that would become negative (`reset_batch_norm` measures them anew). With `gradient_batches` an entry of the
     moved vector counts only where its sign is that of −∇L(θ_target), the descent on a few batches of the task
     (gradient-sign masking).
 
@@ -90,6 +91,7 @@ def transport(
     if gradient_batches is not None and isinstance(target, nn.Module):
         gradient = mean_gradient(target, new, gradient_batches, loss)
         moved = {name: t * (t.sign() == -gradient[name].sign()) if name in gradient else t for name, t in moved.items()}
+    moved = {name: _without_negative(name, new[name], t, scales) for name, t in moved.items()}
     best = scales[0]
     if score is not None:
         search = scale_search(new, moved, lambda weights, _: score(weights), budgets=(1,), alphas=scales)
@@ -140,6 +142,14 @@ def _scales(scale: float | Sequence[float], score: Score | None) -> list[float]:
     return [float(one) for one in several_scales]
 
 
+def _without_negative(name: str, target: Tensor, moved: Tensor, scales: Sequence[float]) -> Tensor:
+    """Return a moved vector without the entries that make a variance negative at one of the scales."""
+    if not name.endswith("running_var"):
+        return moved
+    least = torch.minimum(target + min(scales) * moved, target + max(scales) * moved)
+    return moved.where(least >= 0, 0.0)
+
+
 class MovedVector(Vector):
     """π(τ) of a task vector, tensor by tensor; the last few are kept, since a gather needs a tensor whole."""
 
@@ -167,6 +177,12 @@ class Transported(Applied):
     """θ_target + scale · π(τ) as a checkpoint, computed as it is read."""
 
     vector: MovedVector
+
+    def _compute(self, stored: str, rows: Rows | None) -> Tensor:
+        found = super()._compute(stored, rows)
+        if not stored.endswith("running_var"):
+            return found
+        return found.where(found >= 0, self.source.read(stored, rows).to(found))
 
     def overhead(self, name: str, entries: int) -> int:
         """The whole tensor as it was, as it is folded, and moved."""

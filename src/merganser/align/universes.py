@@ -19,7 +19,7 @@ from merganser.align.initialisation import Start
 from merganser.align.permutations import Permutations, apply, compose, identity, inverse
 from merganser.align.records import Record
 from merganser.align.solver import layout_and_weights, objective_of, solve
-from merganser.align.state import Model, State, average, fingerprint, states_of
+from merganser.align.state import Model, State, average, check_models, fingerprint, states_of
 from merganser.align.symmetries import Symmetry
 from merganser.errors import InputError
 from merganser.modules.batches import Inputs
@@ -171,6 +171,8 @@ def universe(
         >>> mg.align.universe(networks, symmetry).merged()  # doctest: +SKIP
         >>> mg.align.universe(networks, symmetry, batches=[inputs]).merged()  # doctest: +SKIP
     """
+    check_models(models)
+    models = list(models)
     states = states_of(models, symmetry, least=2)
     options: dict[str, Any] = {"start": start, "starts": starts, "seed": seed, "solver": solver}
     if batches is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 
@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from merganser.align.activations import activation_matching
+from merganser.align.activations import match_by_moments
 from merganser.align.blocks import blocks, composite
-from merganser.align.cross_moments import unit_grams
+from merganser.align.cross_moments import CrossMoments, unit_grams
 from merganser.align.multi_head import MultiHead, tail_tensors
 from merganser.align.permutations import Permutations, identity
 from merganser.align.state import State, check_models, check_symmetry, states_of
@@ -107,15 +107,14 @@ def zip(
     check_models(models)
     models, batches = list(models), reusable(batches, "batches")
     symmetries = [symmetry] * len(models) if isinstance(symmetry, Symmetry) else list(symmetry)
-    _check(models, symmetries)
+    _check(models, symmetries, into)
     states = [states_of([model], own)[0] for model, own in builtins.zip(models, symmetries, strict=True)]
     result = into or max(symmetries, key=lambda s: sum(atom.size for atom in s.atoms.values()))
-    check_symmetry(result)
     tail = tail_tensors(models[0], batches, until) if until is not None else frozenset()
     for alias, name in symmetries[0].aliases.items():
         if (alias in tail) != (name in tail):
             raise InputError(f"{alias!r} and {name!r} are one weight, but only one of them would stay separate")
-    maps = _maps(models, symmetries, result, batches, tail)
+    maps = _maps(models, states, symmetries, result, batches, tail)
     count = len(models) if until is not None else 1
     merge = partial(_merged, models, states, symmetries, result, maps)
     shared = {name: merge(name, range(len(models))) for name in states[0] if name not in tail}
@@ -141,6 +140,7 @@ class _Maps:
 
 def _maps(
     models: Sequence[nn.Module],
+    states: Sequence[State],
     symmetries: Sequence[Symmetry],
     result: Symmetry,
     batches: Iterable[Inputs],
@@ -172,12 +172,23 @@ def _maps(
     permutations = [identity(own) for own in symmetries]
     matched = [name for name in single if name not in separate]
     if matched:
+        common = _common(symmetries)
+        shown = {path: gram for path, gram in grams.items() if path[0] in common.atoms}
+        moments = CrossMoments(common, len(models), shown)
+        own = {node.name for name in matched for node in result.trees[name].walk()}
         for i in range(1, len(models)):
-            found = activation_matching(models[0], models[i], symmetries[0], batches=batches, standardize=True)
-            own = {n.name for name in matched for n in result.trees[name].walk()}
-            permutations[i] |= {name: order for name, order in found.permutations.items() if name in own}
+            found = match_by_moments(moments, i, [states[0], states[i]]).permutations
+            permutations[i] |= {name: order for name, order in found.items() if name in own}
     notes = [f"matched one to one, not grouped: {', '.join(matched)}"] if matched else []
     return _Maps(symmetries, groups, permutations, notes)
+
+
+def _common(symmetries: Sequence[Symmetry]) -> Symmetry:
+    """Return the atoms of which all models have as many units, and the tensors with no others."""
+    first = symmetries[0]
+    unequal = {name for name in first.atoms if len({own.shape(name) for own in symmetries}) > 1}
+    same = {name: axes for name, axes in first.axes.items() if not first.free(name) & unequal}
+    return replace(first, atoms={n: atom for n, atom in first.atoms.items() if n not in unequal}, axes=same, causes={})
 
 
 def _merged(
@@ -224,14 +235,23 @@ def _spread(share: Tensor, axis: int, size: int) -> Tensor:
     return share.select(axis, 0).unsqueeze(axis).expand(*share.shape[:axis], size, *share.shape[axis + 1 :])
 
 
-def _check(models: Sequence[nn.Module], symmetries: Sequence[Symmetry]) -> None:
+def _outline(symmetry: Symmetry) -> dict[str, list[list[tuple[str | int, ...]]]]:
+    """Return the layers of an architecture, of any width: for every axis its atoms and the sizes of what is pinned."""
+    return {
+        name: [[tuple(f.atom or f.size for f in segment.factors) for segment in axis] for axis in axes]
+        for name, axes in symmetry.axes.items()
+    }
+
+
+def _check(models: Sequence[nn.Module], symmetries: Sequence[Symmetry], into: Symmetry | None) -> None:
     if len(models) < 2 or not all(isinstance(model, nn.Module) for model in models):
         raise InputError("zipping needs two or more modules, not weights")
     if len(symmetries) != len(models):
         raise InputError(f"{len(models)} models need a symmetry each, or one for all, not {len(symmetries)}")
-    for place, own in enumerate(symmetries):
+    labelled = [(f"model {place}", own) for place, own in enumerate(symmetries)]
+    for label, own in labelled if into is None else [*labelled, ("the result", into)]:
         check_symmetry(own)
         if rotated := next((atom.name for atom in own.atoms.values() if atom.group != "permutation"), None):
             raise InputError(f"{rotated!r} is rotated, but zipping groups units; derive symmetries of permutations")
-        if own.atoms.keys() != symmetries[0].atoms.keys() or own.axes.keys() != symmetries[0].axes.keys():
-            raise InputError(f"model {place} has different layers from model 0; only widths may differ")
+        if _outline(own) != _outline(symmetries[0]):
+            raise InputError(f"{label} has different layers from model 0; only widths may differ")
