@@ -363,3 +363,32 @@ def test_results_are_json_and_mistakes_are_named():
 def test_data_without_targets_is_named(data):
     with pytest.raises(InputError, match="data of task 't'"):
         gr.TaskLosses.of(network(), F.cross_entropy, {"t": data})
+
+
+def test_constants_of_a_sharp_softplus():
+    module = nn.Sequential(nn.Linear(3, 4), nn.Softplus(beta=20.0), nn.Linear(4, 2)).double()
+    losses = gr.TaskLosses.of(module, F.cross_entropy, {"t": (torch.randn(5, 3).double(), torch.zeros(5).long())})
+    found = gr.network_constants(losses, [losses.start])
+    x = torch.linspace(-1, 1, 2001, dtype=torch.float64)
+    value = module[1](x)
+    curvature = torch.diff(value, 2) / (x[1] - x[0]) ** 2
+    assert found.curvature == pytest.approx(float(curvature.max()), rel=1e-3)
+    assert found.at_zero == pytest.approx(float(value[1000]))
+
+
+def test_the_hessian_of_one_weight_and_of_a_plane():
+    inputs, targets = torch.tensor([[2.0]]), torch.zeros(1, 1)
+    module = nn.Sequential(nn.Linear(1, 1, bias=False))
+    losses = gr.TaskLosses.of(module, F.mse_loss, {"t": (inputs, targets)})
+    assert gr.hessian_norm(losses, "t", losses.start) == pytest.approx(8.0)
+    plane = gr.TaskLosses.of(
+        nn.Sequential(nn.Linear(2, 1)), lambda outputs, _: outputs.mean(), {"t": (torch.randn(4, 2), torch.zeros(4))}
+    )
+    assert gr.hessian_norm(plane, "t", plane.start) == 0.0
+
+
+def test_a_bound_needs_an_epoch():
+    module = nn.Sequential(nn.Linear(3, 2))
+    losses = gr.TaskLosses.of(module, F.cross_entropy, {"t": (torch.randn(5, 3), torch.zeros(5).long())})
+    with pytest.raises(InputError, match="at least 1, got 0"):
+        gr.check_bound(losses, eta=0.1, alpha=0.5, epochs=0)

@@ -156,3 +156,12 @@ def test_a_loss_that_is_no_number_shows_in_the_barrier(lost):
     found = ls.segment(nn.Linear(1, 1, bias=False), first, second, batches, loss)
     for barrier in (found.barrier, found.barrier_above_chord):
         assert barrier == pytest.approx(lost, nan_ok=True)
+
+
+def test_too_few_points_are_refused():
+    module, data = nn.Sequential(nn.Linear(3, 2)), [(torch.randn(4, 3), torch.zeros(4).long())]
+    states = [{n: torch.randn_like(t) for n, t in module.state_dict().items()} for _ in range(3)]
+    with pytest.raises(InputError, match="rise from 0 to 1"):
+        ls.segment(module, states[0], states[1], data, F.cross_entropy, points=-1)
+    with pytest.raises(InputError, match="two points a side"):
+        ls.plane(module, states, data, F.cross_entropy, resolution=0)

@@ -124,3 +124,18 @@ def test_refusals():
     vectors = mergeability({"b": torch.ones(3)}, {"x": {"b": torch.zeros(3)}, "y": {"b": torch.full((3,), 2.0)}})
     assert vectors.sampled == ()
     assert not math.isnan(vectors.difficulty)
+
+
+@pytest.mark.parametrize(("broken", "name"), [("expert", "b"), ("base", "the base")])
+def test_weights_that_are_not_numbers_are_not_easy_to_merge(broken, name):
+    base = {"w": torch.randn(4, 4), "bias": torch.zeros(4)}
+    experts = {label: {n: t + torch.randn(t.shape) for n, t in base.items()} for label in "ab"}
+    (base if broken == "base" else experts["b"])["bias"][1] = torch.nan
+    with pytest.raises(InputError, match=f"^{name}: contains NaN"):
+        mergeability(base, experts)
+
+
+def test_a_rank_below_one_is_refused():
+    base = {"w": torch.zeros(4, 4)}
+    with pytest.raises(InputError, match="rank of at least 1, got 0"):
+        mergeability(base, {label: {"w": torch.randn(4, 4)} for label in "ab"}, rank=0)

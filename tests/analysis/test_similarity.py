@@ -131,3 +131,20 @@ def test_weights_that_are_no_numbers_have_no_similarity():
     assert found.cosine[0][3] == 0
     assert np.isnan(found.distance[0][1])
     assert found.distance[0][3] == pytest.approx(3**0.5)
+
+
+def test_a_layer_is_measured_before_the_next_one_changes_its_output_in_place():
+    def network(inplace):
+        return nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace), nn.Linear(6, 2))
+
+    states = {name: network(False).state_dict() for name in "ab"}
+    x = torch.randn(20, 4)
+    plain, changed = (sim.representation_similarity(network(inplace), states, [x], "0") for inplace in (False, True))
+    assert plain == changed
+
+
+def test_no_models_to_compare():
+    with pytest.raises(InputError, match="no models"):
+        sim.weight_similarity({})
+    with pytest.raises(InputError, match="no models"):
+        sim.representation_similarity(nn.Sequential(nn.Linear(2, 2)), {}, [torch.randn(3, 2)], "0")

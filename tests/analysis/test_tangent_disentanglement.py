@@ -160,3 +160,10 @@ def test_heads_and_missing_inputs():
     assert flat.error[0][0] == 0
     with pytest.raises(InputError, match="task 1"):
         disentanglement(module, module.state_dict(), vectors, ([x], []), first=[1.0])
+
+
+def test_a_grid_without_scales_is_refused():
+    module = nn.Sequential(nn.Linear(3, 2))
+    state, x = module.state_dict(), torch.randn(4, 3)
+    with pytest.raises(InputError, match="at least one scale"):
+        disentanglement(module, state, (state, state), ([x], [x]), first=[])

@@ -61,6 +61,8 @@ def disentanglement(
     for index, vector in enumerate(task_vectors):
         check_weights(copied, vector, f"task vector {index}")
     second = first if second is None else second
+    if not first or not second:
+        raise InputError("a grid needs at least one scale of each task vector")
     measure = _DISTANCES[distance] if isinstance(distance, str) else distance
     totals = torch.zeros(2, len(first), len(second), dtype=torch.float64)
     with torch.no_grad():

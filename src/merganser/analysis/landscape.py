@@ -101,7 +101,7 @@ def segment(
     `points` is their number, or the λ in [0, 1]. With `prepare`, its result for the merged module is scored at each
     point (REPAIR, or recomputed statistics).
     """
-    positions = [float(x) for x in np.linspace(0, 1, points)] if isinstance(points, int) else list(points)
+    positions = [float(x) for x in np.linspace(0, 1, max(points, 0))] if isinstance(points, int) else list(points)
     if len(positions) < 2 or positions[0] != 0 or positions[-1] != 1 or sorted(positions) != positions:
         raise InputError(f"positions must rise from 0 to 1, got {positions}")
     scorer = _scorer(module, _weights((first, second)), batches, loss, prepare)
@@ -136,8 +136,8 @@ def plane(
 
     With `prepare`, its result for the merged module is scored at each point.
     """
-    if len(states) != 3:
-        raise InputError(f"a plane needs three models, got {len(states)}")
+    if len(states) != 3 or resolution < 2:
+        raise InputError(f"a plane needs three models and two points a side, got {len(states)} and {resolution}")
     weights = _weights(states)
     origin, second, third = weights
     gram = finite_products([second, third], base=origin)

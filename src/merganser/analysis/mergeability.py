@@ -87,6 +87,8 @@ def mergeability(
     by_name("experts", experts)
     if len(experts) < 2:
         raise InputError(f"mergeability compares pairs; expected two or more experts, got {len(experts)}")
+    if rank < 1:
+        raise InputError(f"expected a rank of at least 1, got {rank}")
     if runs is not None and set(runs) != set(experts):
         raise InputError(f"runs are of {sorted(runs)}, but experts of {sorted(experts)}; name the same tasks")
     names = list(experts)
@@ -94,7 +96,10 @@ def mergeability(
     vectors = [TaskVector(experts[name], origin, exclude=exclude) for name in names]
     weights = TaskVector.load(origin, exclude=exclude)
     gram = inner_products([*vectors, weights])
-    norms = [math.sqrt(float(gram[i, i])) for i in range(len(gram))]
+    squares = [float(gram[i, i]) for i in range(len(gram))]
+    if wrong := [name for name, square in zip([*names, "the base"], squares, strict=True) if not math.isfinite(square)]:
+        raise InputError(f"{wrong[-1]}: contains NaN, infinite or enormous values")
+    norms = [math.sqrt(square) for square in squares]
     if still := [name for name, norm in zip(names, norms, strict=False) if norm == 0]:
         raise InputError(f"{still[0]!r} equals the base: there is nothing to merge")
     sampled = sample(vectors[0], matrices)

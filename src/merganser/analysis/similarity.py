@@ -53,6 +53,8 @@ class BeforeAfter(Result):
 def weight_similarity(models: Mapping[str, Reference], *, exclude: Sequence[str] = STATISTICS) -> WeightSimilarity:
     """Compare checkpoints (state dicts, modules, paths) weight by weight, streamed."""
     by_name("models", models)
+    if not models:
+        raise InputError("no models to compare")
     given = list(models.values())
     cosine = cosines(inner_products(given, exclude=exclude))
     return WeightSimilarity(tuple(models), _matrix(cosine), _matrix(distances(given, exclude=exclude)))
@@ -134,6 +136,9 @@ def representation_similarity(
     `features` maps the layer's output to [N, width]; by default all axes but the first are flattened. Linear CKA is
     invariant to permuted or rotated features; the distance is not, and decreases when models are aligned.
     """
+    by_name("states", states)
+    if not states:
+        raise InputError("no models to compare")
     live = evaluation_copy(module)
     modules = dict(live.named_modules())
     if layer not in modules:
@@ -144,23 +149,21 @@ def representation_similarity(
     flatten = features or (lambda output: output.flatten(1))
 
     def capture(_module: nn.Module, _args: Any, output: Any) -> None:
-        captured.append(flatten(output[0] if isinstance(output, tuple) else output))
+        # A copy: the next layer may change its input in place.
+        captured.append(flatten(output[0] if isinstance(output, tuple) else output).clone())
 
     similarity = LinearCKA()
-    handle = modules[layer].register_forward_hook(capture)
-    try:
-        with torch.no_grad():
-            for batch in inputs:
-                captured.clear()
-                for name, state in states.items():
-                    before = len(captured)
-                    live.load_state_dict(dict(state), strict=False)
-                    run(live, batch)
-                    if len(captured) != before + 1:
-                        raise InputError(f"{layer!r} ran {len(captured) - before} times in one pass of {name!r}")
-                similarity.update(captured)
-    finally:
-        handle.remove()
+    modules[layer].register_forward_hook(capture)
+    with torch.no_grad():
+        for batch in inputs:
+            captured.clear()
+            for name, state in states.items():
+                before = len(captured)
+                live.load_state_dict(dict(state), strict=False)
+                run(live, batch)
+                if len(captured) != before + 1:
+                    raise InputError(f"{layer!r} ran {len(captured) - before} times in one pass of {name!r}")
+            similarity.update(captured)
     return RepresentationSimilarity(
         tuple(states), layer, similarity.samples, _matrix(similarity.cka()), _matrix(similarity.distance())
     )

@@ -30,7 +30,6 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[float, float, float]] = {
     nn.ReLU: (1.0, 0.0, 0.0),
     nn.Tanh: (1.0, 4 / (3 * math.sqrt(3)), 0.0),
     nn.Sigmoid: (0.25, 1 / (6 * math.sqrt(3)), 0.5),
-    nn.Softplus: (1.0, 0.25, math.log(2)),
     nn.SiLU: (1.0999, 0.5, 0.0),
     nn.GELU: (1.1291, 0.7980, 0.0),
 }
@@ -176,8 +175,10 @@ def hessian_norm(losses: TaskLosses, task: str, theta: Tensor) -> float:
         return np.asarray(losses.hvp(task, theta, direction).double().cpu().numpy())
 
     size = theta.numel()
-    operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
     start = np.random.default_rng(0).standard_normal(size)
+    if size == 1 or not product(start).any():  # Lanczos needs two dimensions, and a start that does not vanish
+        return float(abs(product(np.ones(size))).max())
+    operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
     return float(abs(eigsh(operator, k=1, which="LM", v0=start, tol=1e-8, return_eigenvectors=False)[0]))
 
 
@@ -205,6 +206,8 @@ class BoundCheck(Result):
 
 def check_bound(losses: TaskLosses, *, eta: float, alpha: float, epochs: int) -> BoundCheck:
     """Measure ‖C‖ after `epochs` of joint descent and both bounds. The loss must be cross-entropy."""
+    if epochs < 1:
+        raise InputError(f"epochs must be at least 1, got {epochs}")
     joint = joint_path(losses, eta, alpha, epochs)
     inner = joint[:epochs]  # C has gradients at θ⁽⁰⁾ … θ⁽ᵏ⁻²⁾ and Hessians at θ⁽¹⁾ … θ⁽ᵏ⁻¹⁾
     constants = network_constants(losses, inner)
@@ -237,11 +240,12 @@ def _layers(module: nn.Module) -> tuple[list[tuple[str, nn.Linear]], list[nn.Mod
 
 
 def _constants(activation: nn.Module) -> tuple[float, float, float]:
-    try:
-        return _ACTIVATIONS[type(activation)]
-    except KeyError:
-        known = ", ".join(kind.__name__ for kind in _ACTIVATIONS)
+    if isinstance(activation, nn.Softplus):  # log(1 + exp(βx)) / β
+        return 1.0, activation.beta / 4, math.log(2) / activation.beta
+    if type(activation) not in _ACTIVATIONS:
+        known = ", ".join(kind.__name__ for kind in (*_ACTIVATIONS, nn.Softplus))
         raise InputError(
             f"no derivative bounds for {type(activation).__name__}; known: {known}. "
             "Give NetworkConstants to corrected_bound yourself."
-        ) from None
+        )
+    return _ACTIVATIONS[type(activation)]
