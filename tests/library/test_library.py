@@ -127,6 +127,29 @@ def test_merge_is_tsv_of_the_experts(models, tmp_path):
         np.testing.assert_allclose(merged[name], wanted, atol=2e-5)
 
 
+@pytest.mark.parametrize("weight", [(0.5, 1, 0), (-0.5, 1, 2), (0, 0, 1), (0, 0, 0)])
+def test_weights_count_as_in_the_method(tmp_path, weight):
+    base = base_tensors()
+    states = {name: expert_tensors(base, seed) for seed, name in enumerate("abc")}
+    merged = Library.build(base, states, tmp_path / "lib", rank_fraction=1.0).merge(weight=weight)
+    expected = mg.merge(list(states.values()), base=base, method="tsv", weight=list(weight))
+    for name in base:
+        torch.testing.assert_close(merged.read(name), expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_integers_of_the_base_do_not_round_floats_of_an_expert(tmp_path):
+    base = {"w": torch.zeros(64, 64, dtype=torch.int64), "v": torch.full((64, 64), 1.5)}
+    expert = {"w": torch.randn(64, 64), "v": torch.ones(64, 64, dtype=torch.int64)}
+    library = Library.build(base, {"e": expert}, tmp_path / "lib", rank_fraction=0.1)
+    masks = mg.library.MaskLibrary.build(
+        base | {"x": torch.ones(2)}, {"e": expert | {"x": torch.zeros(2)}}, tmp_path / "m"
+    )
+    for found in (library.expert("e"), masks.expert("e"), mg.open(library.extract("e", tmp_path / "out"))):
+        for name, tensor in expert.items():
+            assert found.spec(name).dtype == tensor.dtype
+            assert torch.equal(found.read(name), tensor)
+
+
 def test_merging_needs_no_decomposition_of_stored_matrices(models, tmp_path, monkeypatch):
     library = Library.build(models["base"], {"math": models["math"], "code": models["code"]}, tmp_path / "lib")
     monkeypatch.setattr("merganser.library.views.top_svd", lambda *_: pytest.fail("a full matrix was decomposed"))

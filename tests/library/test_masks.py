@@ -154,6 +154,19 @@ def test_heads_are_kept_whole(world, tmp_path):
     assert torch.equal(MaskLibrary(tmp_path / "m").expert("chat").read("steps"), torch.tensor([9]))
 
 
+def test_a_tied_name_has_the_shape_of_the_tensor_it_names(tmp_path):
+    def tied(rows):
+        tokens, head = torch.nn.Embedding(rows, 4), torch.nn.Linear(4, rows)
+        head.weight = tokens.weight
+        return torch.nn.ModuleDict({"tokens": tokens, "norm": torch.nn.LayerNorm(4), "head": head})
+
+    base, tuned = tied(10), tied(12)
+    tuned["norm"].weight.data += 1
+    expert = MaskLibrary.build(base, {"e": tuned}, tmp_path / "m").expert("e")
+    for name in ("tokens.weight", "head.weight"):
+        assert expert.spec(name).shape == tuple(expert.read(name).shape) == (12, 4)
+
+
 def test_one_expert_is_itself(world, tmp_path):
     _, states, path, paths = world
     for kind in ("tall", "emr"):

@@ -1,6 +1,7 @@
 """Libraries within a budget over all codes: bytes, errors, shared parts, and everything that reads experts."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -204,8 +205,14 @@ def test_gram_matrices_move_errors_to_where_inputs_are_small(tmp_path):
         Library.build(base, {"e": expert}, tmp_path / "lib", budget=900, grams={"x": grams})
     with pytest.raises(InputError, match="give a budget"):
         Library.build(base, {"e": expert}, tmp_path / "lib", grams={"e": grams})
-    with pytest.raises(InputError, match="does not fit a tensor"):
-        Library.build(base, {"e": expert}, tmp_path / "lib", budget=900, grams={"e": {"layer.weight": torch.eye(3)}})
+    wrong = {
+        "expected \\[48, 48\\]": torch.eye(3),
+        "negative eigenvalues": -torch.eye(48),
+        "NaN": torch.full((48, 48), math.nan),
+    }
+    for complaint, gram in wrong.items():
+        with pytest.raises(InputError, match=f"e: 'layer.weight': its Gram matrix .*{complaint}"):
+            Library.build(base, {"e": expert}, tmp_path / "lib", budget=900, grams={"e": {"layer.weight": gram}})
 
 
 def test_options_that_exclude_each_other_are_refused(models, tmp_path):

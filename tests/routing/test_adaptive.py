@@ -72,7 +72,9 @@ def test_one_expert_at_full_rank_gives_its_logits(tmp_path, x, whole):
         assert torch.isinf(prediction.logits[sample, others]).all()
 
 
-@pytest.mark.parametrize("parameters", [{}, {"orthogonalize": "none"}, {"scale": 0.7}, {"orthogonalize": "whiten"}])
+@pytest.mark.parametrize(
+    "parameters", [{}, {"orthogonalize": "none"}, {"scale": 0.7}, {"weight": 0.5}, {"orthogonalize": "whiten"}]
+)
 def test_a_set_is_the_librarys_merge(built, x, parameters):
     library = built[2]
     model = model_of(built, merge=parameters)

@@ -185,3 +185,11 @@ def test_names_and_numbers_that_cannot_be_are_refused(built, x, make, message):
 
 def two_steps():
     return MlpRouter.fit("blocks.1.up", {task: torch.randn(2, WIDTH) for task in TASKS}, hidden=4, steps=2)
+
+
+def test_fitting_gates_leaves_no_gradients_elsewhere(built, x):
+    base, library, _ = built
+    heads = {task: torch.nn.Linear(WIDTH, 3) for task in library.experts}
+    model = WeMoE(base, library, heads).fit({"c": [x]}, steps=1)
+    trained = {id(parameter) for parameter in model.gating.parameters()}
+    assert [name for name, p in model.named_parameters() if p.grad is not None and id(p) not in trained] == []

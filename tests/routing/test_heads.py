@@ -1,7 +1,9 @@
 """Heads side by side: the best pair among those that were asked."""
 
+import pytest
 import torch
 
+from merganser.errors import InputError
 from merganser.routing.choices import Routing
 from merganser.routing.heads import Heads
 
@@ -46,3 +48,18 @@ def test_a_shared_head_is_one_and_its_task_is_the_likelier():
     assert len(found.columns) == 3
     assert sum(p.numel() for p in heads.parameters()) == 6 + 3
     assert set(heads.state_dict()) == {"a.weight", "c.weight"}
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ({}, "found none"),
+        ({"weight": torch.zeros(3)}, "weight \\[3\\]"),
+        ({"weight": torch.zeros(3, 2), "scale": torch.zeros(3)}, "scale \\[3\\]"),
+        ({"weight": torch.zeros(3, 2, dtype=torch.long)}, "in torch.int64"),
+        ({"weight": torch.zeros(3, 2), "bias": torch.zeros(4)}, "3 classes has a bias of shape \\[4\\]"),
+    ],
+)
+def test_tensors_that_are_no_linear_head_are_refused(head, message):
+    with pytest.raises(InputError, match=message):
+        Heads({"a": head}, "a")

@@ -5,9 +5,11 @@ import torch
 from torch import nn
 
 from merganser.errors import InputError
+from merganser.library import Library
 from merganser.modules.activations import output_layers
 from merganser.modules.inputs import Inputs
 from merganser.routing.adaptive import AdaptiveModel
+from merganser.routing.baselines import Smile, WeMoE
 from merganser.routing.layers import (
     accepted,
     distinct_experts,
@@ -117,3 +119,22 @@ def test_orthogonal_subspaces_separate_and_equal_ones_do_not(tmp_path):
     # Seen through the other layer, task a flows where a reads, and b where a reads too.
     assert first.margin == pytest.approx(0, abs=1e-5)
     assert second.margin == pytest.approx((0 - 0 + 1 - 1) / 2, abs=1e-5)
+
+
+def test_classifiers_of_their_own_are_neither_scored_nor_gated(tmp_path):
+    def network(classes):
+        return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, classes))
+
+    base = network(4)
+    shared = {name: tensor for name, tensor in base.state_dict().items() if not name.startswith("4.")}
+    experts = {}
+    for task, classes in (("a", 3), ("b", 5)):
+        moved = {name: tensor + 0.3 * torch.randn_like(tensor) for name, tensor in shared.items()}
+        experts[task] = network(classes).state_dict() | moved
+    library = Library.build(base, experts, tmp_path / "lib", rank_fraction=0.25)
+    assert [score.layer for score in score_layers(base, library)] == ["0", "2"]
+    heads = {task: nn.Linear(4, 2) for task in library.experts}
+    for baseline in (Smile, WeMoE):
+        model = baseline(base, library, heads)
+        assert "4" not in model.stacks
+        assert len(model(torch.randn(5, 8)).tasks) == 5

@@ -6,6 +6,7 @@ import torch
 from merganser.errors import InputError
 from merganser.routing.adaptive import AdaptiveModel
 from merganser.routing.layers import sweep_layers
+from merganser.routing.routers import MlpRouter
 from merganser.routing.sensitivity import accuracy, sweep_choice, sweep_redundancy
 from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
 
@@ -40,6 +41,22 @@ def test_sweeps_of_thresholds_and_numbers(model):
     direct = together.with_settings(threshold=0.1, top=2)
     hits = [accuracy(direct.predict(parts[0][0]), task, parts[0][1]) for task, parts in data.items()]
     assert row.accuracy == pytest.approx(sum(hits) / len(hits))
+
+
+def test_a_router_in_training_mode_is_swept_as_it_answers(model):
+    support = {task: torch.randn(4, WIDTH) + index / 5 for index, task in enumerate(TASKS)}
+    other = model.with_router(MlpRouter.fit("blocks.1.up", support, hidden=8, steps=20))
+    x = torch.randn(6, 5, WIDTH)
+    data, batches = {"a": [(x, torch.zeros(6, dtype=torch.long))]}, {"a": [x], "b": [x]}
+
+    def sweep():
+        return sweep_choice(other, data, (0.1, 0.3, 0.4), (3,)), sweep_redundancy(other, batches, (1.0,))
+
+    expected, weights = sweep(), other.weigh(x)
+    other.router.train()
+    for _ in range(3):
+        assert sweep() == expected
+        assert torch.equal(other.weigh(x), weights)
 
 
 def test_sweeps_of_redundancy(model):

@@ -26,7 +26,7 @@ from merganser.errors import InputError
 from merganser.modules.inputs import Inputs
 from merganser.routing.adaptive import AdaptiveModel
 from merganser.routing.batching import Batcher, Busy, Closed, Limits
-from merganser.routing.requests import fitted
+from merganser.routing.requests import Refused, fitted
 from merganser.routing.routers import ProjectionRouter
 from merganser.routing.serving import create_app
 from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
@@ -195,6 +195,8 @@ def test_whole_numbers_are_features_unless_they_are_ids_or_a_mask(server, model)
     assert fitted(given, reader).args[0].dtype == torch.long
     assert fitted(Inputs((torch.ones(1, 2),)), half).args[0].dtype == torch.bfloat16
     assert fitted(given, torch.nn.ReLU()) is given
+    with pytest.raises(Refused, match="inputs.x has entries that torch.float16 cannot hold"):
+        fitted(Inputs((), {"x": torch.tensor([[70_000.0]])}), torch.nn.Linear(1, 1).half())
 
 
 def test_numbers_that_json_does_not_have_are_null(model):

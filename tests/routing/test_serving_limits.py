@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import socket
 import threading
 import time
@@ -236,7 +237,7 @@ def test_the_oldest_that_is_waited_for_makes_room():
 
 
 def test_limits_are_checked(model):
-    for bad in ({"connections": 0}, {"header_seconds": 0.0}):
+    for bad in ({"connections": 0}, {"header_seconds": 0.0}, {"timeout": math.inf}, {"wait": math.nan}):
         with pytest.raises(InputError):
             Limits(**bad)
     assert create_server(create_app(model)).config.ws == "none"

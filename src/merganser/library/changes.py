@@ -17,9 +17,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def is_comparable(base: Checkpoint, name: str, spec: TensorSpec) -> bool:
+    """Return whether the base has a tensor of an expert in the same shape, and integers only if the expert has."""
+    if name not in base or base.spec(name).shape != spec.shape:
+        return False
+    return is_integer(base.spec(name).dtype) == is_integer(spec.dtype)
+
+
 def is_change(base: Checkpoint, name: str, spec: TensorSpec) -> bool:
-    """Return whether a tensor of an expert differs from the base by a Δ: both have it as numbers, in one shape."""
-    return name in base and base.spec(name).shape == spec.shape and not is_integer(spec.dtype)
+    """Return whether a tensor of an expert differs from the base by a Δ: both have it as floats, in one shape."""
+    return not is_integer(spec.dtype) and is_comparable(base, name, spec)
 
 
 def check_fit(base: Checkpoint, expert: Checkpoint) -> None:
@@ -47,7 +54,7 @@ def changes(base: Checkpoint, expert: Checkpoint, spectra: bool, where: str) -> 
     for name in expert.names():
         spec = expert.spec(name)
         theirs = expert.read(name)
-        if name not in base or base.spec(name).shape != spec.shape:
+        if not is_comparable(base, name, spec):
             check_finite(theirs, name, where)
             yield Changed(name, spec, False)
             continue

@@ -248,6 +248,10 @@ class Library(Shown):
     def _file(self, record: ExpertRecord) -> ExpertFile:
         return ExpertFile(self.path / record.file, self.shared())
 
+    def is_shared(self, tensor: str) -> bool:
+        """Return whether the base has a float tensor of this name, and every expert has it in the base's shape."""
+        return tensor in self.base and all(self.expert(name).merges(tensor) for name in self.experts)
+
     def factors(self, name: str, tensor: str) -> Factors | None:
         """Return the task matrix of one tensor of an expert as float64 factors; None if the expert did not change
         it.

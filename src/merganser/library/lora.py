@@ -36,7 +36,7 @@ from merganser.library.adapter_writing import (
     save_adapter,
     share,
 )
-from merganser.library.changes import check_finite, check_fit, task_matrix
+from merganser.library.changes import check_finite, check_fit, is_change, is_comparable, task_matrix
 from merganser.library.ranks import RankPolicy
 from merganser.library.unfolding import as_matrix, is_matrix
 from merganser.library.views import Expert
@@ -202,7 +202,7 @@ def _own_rank(expert: Expert, name: str) -> int:
 def _changed(tuned: Checkpoint, base: Checkpoint, modules: AdapterModules) -> Iterator[str]:
     for name in tuned.names():
         spec = tuned.spec(name)
-        known = name in base and base.spec(name).shape == spec.shape
+        known = is_comparable(base, name, spec)
         if modules.is_head(name) or not known or not torch.equal(tuned.read(name), base.read(name).to(spec.dtype)):
             yield name
 
@@ -260,12 +260,10 @@ class _Draft:
     def add(self, name: str, tuned: Checkpoint, rank: int | None, factors: Factors | None = None) -> None:
         """Add a changed tensor, at a rank if it is a matrix; None leaves it out."""
         spec = tuned.spec(name)
-        comparable = name in self.base and self.base.spec(name).shape == spec.shape and not is_integer(spec.dtype)
         role = self.modules.role(name, spec.shape)
-        if not is_integer(spec.dtype):
-            check_finite(tuned.read(name), name, tuned.label)
+        check_finite(tuned.read(name), name, tuned.label)
         delta = None
-        if comparable:
+        if is_change(self.base, name, spec):
             check_finite(self.base.read(name), name, self.base.label)
             delta = task_matrix(self.base, tuned, name)
             self._energies[name] = float(delta.double().square().sum())

@@ -39,7 +39,7 @@ from merganser.engine.publishing import check_out, publish
 from merganser.engine.task_vector import Applied
 from merganser.errors import CheckpointError, InputError, by_name, did_you_mean, one_of
 from merganser.library.bases import main_dtype, open_base, place_of
-from merganser.library.changes import check_finite
+from merganser.library.changes import check_finite, is_comparable
 from merganser.library.manifest import check_name, named_sections, read_json, write_json
 from merganser.library.mask_bits import FULL, Kind, Packed, unpack
 from merganser.library.schema import Section
@@ -227,6 +227,7 @@ class MaskedExpert(View):
         return [*self.source.names(), *sorted(self._own - set(self.source.names()))]
 
     def spec(self, name: str) -> TensorSpec:
+        name = self.source.aliases().get(name, name)
         return self.bits.spec(name + FULL) if name in self._own else self.source.spec(name)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
@@ -278,12 +279,13 @@ def _scale(record: Section) -> float:
 
 
 def _own_tensors(base: Checkpoint, expert: Checkpoint) -> list[str]:
-    """Return the expert's tensors that the base lacks or has differently: new tensors, other shapes, other integers."""
+    """Return the tensors that the base lacks or has differently: new ones, other shapes, other integers."""
 
     def shared(name: str) -> bool:
-        if name not in base or base.spec(name).shape != expert.spec(name).shape:
-            return False
-        return not is_integer(expert.spec(name).dtype) or torch.equal(expert.read(name), base.read(name))
+        spec = expert.spec(name)
+        return is_comparable(base, name, spec) and (
+            not is_integer(spec.dtype) or torch.equal(expert.read(name), base.read(name))
+        )
 
     return [name for name in expert.names() if not shared(name)]
 

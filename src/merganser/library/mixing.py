@@ -189,8 +189,10 @@ class Mixer:
         return self.shared.change(tensor).view(like.shape)
 
     def _change(self, name: str, tensor: str, delta: Tensor) -> Delta:
-        grams = self.grams.get(name, {})
-        return Delta(delta, grams.get(tensor), self.randomized)
+        try:
+            return Delta(delta, self.grams.get(name, {}).get(tensor), self.randomized)
+        except InputError as error:
+            raise InputError(f"{name}: {tensor!r}: {error}") from None
 
 
 def header_bytes(metadata: Mapping[str, str]) -> int:

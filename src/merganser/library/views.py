@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer, select_rows
 from merganser.checkpoints.cards import Lineage
+from merganser.checkpoints.recent import Recent
 from merganser.errors import CheckpointError, InputError
 from merganser.kernels.spectra import Factors, top_svd
 from merganser.lazy import torch
@@ -115,20 +114,20 @@ class MergedExperts(View):
         self.experts = experts
         self.rule = rule
         self._weights = dict(zip((expert.name for expert in experts), rule.weight, strict=True))
-        self._lock = threading.Lock()
-        self._recent: OrderedDict[str, Tensor] = OrderedDict()
+        # Several threads read blocks of rows, so the last few matrices are cached.
+        self._recent: Recent[Tensor] = Recent(3)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         name = self.source.aliases().get(name, name)
         base = self.source.read(name, rows)
         if not self.changing(name):
             return base
-        delta = select_rows(self._delta(name), rows)
+        delta = select_rows(self._recent.get(name, lambda: self._compute(name)), rows)
         return torch.add(base.to(delta.dtype), delta, alpha=self.rule.scale)
 
     def changing(self, name: str) -> list[Expert]:
-        """Return the experts that change a tensor."""
-        return [expert for expert in self.experts if name in expert.file.kinds and expert.merges(name)]
+        """Return the experts that change a tensor; one of weight 0 takes no part, as in the method `tsv`."""
+        return [e for e in self.experts if self._weights[e.name] and name in e.file.kinds and e.merges(name)]
 
     def is_factored(self, name: str) -> bool:
         """Return whether the tensor is merged as a matrix; convolution kernels are, unless the rule excludes them."""
@@ -148,15 +147,6 @@ class MergedExperts(View):
             assert found is not None, "only experts that changed the tensor are asked"
             parts.append(found._replace(s=found.s * self._weights[expert.name]))
         return parts
-
-    def _delta(self, name: str) -> Tensor:
-        # Several threads read blocks of rows, so the last few matrices are cached.
-        with self._lock:
-            if name not in self._recent:
-                self._recent[name] = self._compute(name)
-                while len(self._recent) > 3:
-                    self._recent.popitem(last=False)
-            return self._recent[name]
 
     def _compute(self, name: str) -> Tensor:
         spec = self.source.spec(name)

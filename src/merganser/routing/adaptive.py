@@ -186,8 +186,13 @@ class AdaptiveModel(LibraryModel):
     def route(self, batch: Any) -> Routing:
         """Run the first pass alone and return which experts each sample gets."""
         inputs = Inputs.of(batch, self.module)
+        return self.decide(self.weigh(inputs), inputs.size)
+
+    @torch.no_grad()
+    def weigh(self, batch: Any) -> Tensor:
+        """Run the first pass alone and return the router's weights for every sample, or for every probe."""
         with self._lock, evaluating(self):
-            return self._decide(self.first_pass(inputs), inputs.size)
+            return self.router.weights(self.first_pass(batch).inputs)
 
     @torch.no_grad()
     def forward(self, batch: Any, *, task: str | None = None, routing: Routing | None = None) -> Prediction:
@@ -211,16 +216,18 @@ class AdaptiveModel(LibraryModel):
             self.asked(task)
         inputs = Inputs.of(batch, self.module)
         with self._lock, evaluating(self):
-            seen = None if routing else self.first_pass(inputs)
-            decided = routing or self._decide(seen, inputs.size)
-            if len(decided.sets) != inputs.size:
-                raise InputError(f"a routing of {len(decided.sets)} samples for a batch of {inputs.size}")
-            rows = seen.rows / self._probed(inputs.size) if seen else 0.0
+            rows = 0.0
+            if routing is None:
+                seen = self.first_pass(inputs)
+                rows = seen.rows / self._probed(inputs.size)
+                routing = self.decide(self.router.weights(seen.inputs), inputs.size)
+            elif len(routing.sets) != inputs.size:
+                raise InputError(f"a routing of {len(routing.sets)} samples for a batch of {inputs.size}")
             parts = []
-            for tasks, index in decided.groups().items():
+            for tasks, index in routing.groups().items():
                 part = inputs if len(index) == inputs.size else inputs.select(index)
                 parts.append((index, self._run(tasks, part, int(rows * len(index)))))
-            output, whole = gather(parts, inputs.size), self._library_order(decided)
+            output, whole = gather(parts, inputs.size), self._library_order(routing)
             best = tuple(whole.tasks[place] for place in whole.weights.argmax(1).tolist())
             passed = Prediction(output, best, whole.sets, whole, output)
             return passed if self.heads is None else self.answer(inputs, passed, task)
@@ -305,10 +312,6 @@ class AdaptiveModel(LibraryModel):
 
     def _choose(self, weights: Tensor) -> Routing:
         return choose(self.router.tasks, weights.cpu(), self.settings.threshold, self.settings.top)
-
-    def _decide(self, seen: Activations | None, size: int) -> Routing:
-        assert seen is not None
-        return self.decide(self.router.weights(seen.inputs), size)
 
     def _probed(self, size: int) -> int:
         probes = self.settings.probes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -60,8 +61,8 @@ class Limits:
         for name in ("body_bytes", "samples", "batch", "queue", "connections"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} {getattr(self, name)}: must be at least 1")
-        if self.wait < 0 or self.timeout <= 0 or self.header_seconds <= 0:
-            raise InputError("wait must not be negative, and timeout and header_seconds must be positive")
+        if not (0 <= self.wait < math.inf and 0 < self.timeout < math.inf and 0 < self.header_seconds < math.inf):
+            raise InputError("wait must not be negative, timeout and header_seconds must be positive, and all finite")
 
 
 @dataclass(frozen=True)

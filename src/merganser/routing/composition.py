@@ -142,8 +142,9 @@ class Composer:
     def compose(self, tasks: frozenset[str]) -> Composition:
         """Return the expert itself for one task, else TSV-Merge; independent of the order of the tasks."""
         names = [name for name in self.library.experts if name in tasks]
-        single = len(names) == 1 and self.parameters.get("scale", 1.0) == 1.0
-        merged = self.library.merge(names, **({"low_rank": False} if single else self.parameters))
+        merged = self.library.merge(names, **self.parameters)
+        if single := (merged.rule.scale, merged.rule.weight) == (1.0, (1.0,)):
+            merged = self.library.merge(names, low_rank=False)
         low_rank, whole, spent = {}, {}, 0
         for name in self._touched(merged.experts):
             stored = self.stored[name]

@@ -44,11 +44,14 @@ class ExpertStack:
 
 
 def stacks(library: Library, module: nn.Module, layers: Sequence[str] | None = None) -> dict[str, ExpertStack]:
-    """Return stacks of the linear layers that some expert changed, from the library's factors."""
+    """Return stacks of the linear layers that some expert changed, from the library's factors.
+
+    Layers that an expert has in another shape, such as a classifier, have none.
+    """
     linears = linear_layers(module)
     found = {}
     for layer in linears if layers is None else layers:
-        if f"{layer}.weight" not in library.base:
+        if not library.is_shared(f"{layer}.weight"):
             continue
         factors = [library.factors(name, f"{layer}.weight") for name in library.experts]
         if any(f is not None for f in factors):

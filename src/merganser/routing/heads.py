@@ -127,9 +127,14 @@ class Heads(nn.Module):
 def as_head(head: Head) -> Callable[[Tensor], Tensor]:
     if not isinstance(head, Mapping):
         return head
-    if "weight" not in head or head["weight"].dim() != 2:
-        raise InputError(f"a head needs a weight of shape (classes, width); found {', '.join(head)}")
-    weight = head["weight"]
+    weight = head.get("weight")
+    if weight is None or weight.dim() != 2 or not weight.is_floating_point() or head.keys() - {"weight", "bias"}:
+        found = ", ".join(f"{name} {list(tensor.shape)} in {tensor.dtype}" for name, tensor in head.items())
+        raise InputError(
+            f"a head has a float weight of shape (classes, width) and maybe a bias; found {found or 'none'}"
+        )
+    if "bias" in head and head["bias"].shape != weight.shape[:1]:
+        raise InputError(f"a head of {len(weight)} classes has a bias of shape {list(head['bias'].shape)}")
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in head, device=weight.device, dtype=weight.dtype)
     linear.load_state_dict(dict(head))
     return linear.eval().requires_grad_(False)

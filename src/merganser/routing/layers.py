@@ -143,10 +143,12 @@ def _margin(shares: Tensor) -> float:
 
 
 def _routable(library: Library, module: nn.Module) -> list[str]:
-    """Return the layers of the module that are matrices of the base."""
-    base = library.base
-    layers = [layer for layer in matrix_layers(module) if f"{layer}.weight" in base]
-    return [layer for layer in layers if is_matrix(base.spec(f"{layer}.weight").shape)]
+    """Return the layers of the module that are matrices of the base, and of the same shape in every expert."""
+    return [
+        layer
+        for layer in matrix_layers(module)
+        if library.is_shared(f"{layer}.weight") and is_matrix(library.base.spec(f"{layer}.weight").shape)
+    ]
 
 
 def leading_layers(library: Library, module: nn.Module, share: float = 0.5) -> list[str]:

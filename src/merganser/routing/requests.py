@@ -79,7 +79,7 @@ def _tensor(value: Any, where: str) -> Tensor:
 
 def fitted(inputs: Inputs, module: nn.Module) -> Inputs:
     """Convert numbers to the dtype and device of the module's weights. Also integers (JavaScript writes 1.0 as 1),
-    unless they are ids, which an embedding reads, or a mask.
+    unless they are ids, which an embedding reads, or a mask. Refuse numbers that this dtype cannot hold.
     """
     like = next((weight for weight in module.parameters() if weight.is_floating_point()), None)
     if like is None:
@@ -91,7 +91,10 @@ def fitted(inputs: Inputs, module: nn.Module) -> Inputs:
     def cast(name: str, tensor: Tensor) -> Tensor:
         whole = ids or name.endswith(("mask", "ids"))
         number = tensor.is_floating_point() or (tensor.dtype == torch.int64 and not whole)
-        return tensor.to(like) if number else tensor.to(like.device)
+        tensor = tensor.to(like) if number else tensor.to(like.device)
+        if not bool(tensor.isfinite().all()):
+            raise Refused(422, f"inputs{name and '.'}{name} has entries that {like.dtype} cannot hold")
+        return tensor
 
     return Inputs(
         tuple(cast("", value) for value in inputs.args),

@@ -81,9 +81,7 @@ def sweep_choice(
         one_of("score", way, Score)
     settings = [model.with_settings(threshold=threshold, top=top) for threshold in thresholds for top in tops]
     samples = labelled_by_task(data, model.library.experts)
-    weights = {
-        task: [model.router.weights(model.first_pass(x).inputs) for x, _ in parts] for task, parts in samples.items()
-    }
+    weights = {task: [model.weigh(x) for x, _ in parts] for task, parts in samples.items()}
     known: dict[tuple[frozenset[str], ...], tuple[float, ...]] = {}
     rows = []
     for setting in settings:
@@ -157,8 +155,7 @@ def sweep_redundancy(
         names = accepted(model.library.experts, cosines, threshold)
         if names not in known:
             other = model.with_accepted(names)
-            seen = [other.first_pass(inputs).inputs for parts in samples.values() for inputs in parts]
-            weights = torch.cat([other.router.weights(part) for part in seen])
+            weights = torch.cat([other.weigh(inputs) for parts in samples.values() for inputs in parts])
             found = task_accuracy(other.router.tasks, weights, truth, model.settings.top)
             known[names] = (found.first, found.among)
         rows.append(Redundancy(threshold, names, *known[names]))

@@ -55,9 +55,12 @@ class Delta:
         there = whole.ne(0).any(dim=1)
         self.rows = None if bool(there.all()) else there
         self.matrix = whole if self.rows is None else whole[there]
-        if gram is not None and gram.shape != (width, width):
-            raise InputError(f"a Gram matrix of {list(gram.shape)} does not fit a tensor of {list(self.shape)}")
-        self.gram = None if gram is None else _conditioned(gram)
+        self.gram: Tensor | None = None
+        self._root: Tensor | None = None
+        if gram is not None:
+            if gram.shape != (width, width):
+                raise InputError(f"its Gram matrix has shape {list(gram.shape)}, expected {[width, width]}")
+            self.gram, self._root = _conditioned(gram)
         self.energy = self.error(None)
 
     def error(self, approximation: Tensor | None) -> float:
@@ -76,11 +79,10 @@ class Delta:
         """The singular value decomposition; with weights, of Δ L where G = L Lᵀ, with v in the original inputs."""
         n = min(self.matrix.shape)
         decompose = partial(randomized_svd, k=-(-n // 4)) if self.randomized else partial(top_svd, k=n)
-        if self.gram is None:
+        if self._root is None:
             return decompose(self.matrix)
-        root = torch.linalg.cholesky(self.gram)
-        found = decompose(self.matrix.double() @ root)
-        return found._replace(v=torch.linalg.solve_triangular(root.T, found.v, upper=True))
+        found = decompose(self.matrix.double() @ self._root)
+        return found._replace(v=torch.linalg.solve_triangular(self._root.T, found.v, upper=True))
 
 
 class Code(ABC):
@@ -230,10 +232,14 @@ def _head(source: BlobReader) -> Head:
     return Head(number, shape, error, energy, bool(rows))
 
 
-def _conditioned(gram: Tensor) -> Tensor:
-    """Return a Gram matrix with mean diagonal 1 and a small multiple of the identity added, so that it is
-    invertible.
+def _conditioned(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a Gram matrix G with mean diagonal 1 and a small multiple of the identity added, so that it is
+    invertible, and L with G = L Lᵀ.
     """
     wide = gram.double()
     mean = wide.diagonal().mean().clamp(min=1e-300)
-    return (wide + wide.T) / (2 * mean * (1 + _RIDGE)) + torch.eye(len(wide), dtype=wide.dtype) * _RIDGE
+    scaled = (wide + wide.T) / (2 * mean * (1 + _RIDGE)) + torch.eye(len(wide), dtype=wide.dtype) * _RIDGE
+    root, failed = torch.linalg.cholesky_ex(scaled)
+    if int(failed) or not bool(root.isfinite().all()):
+        raise InputError("its Gram matrix is not XᵀX of any inputs X: it has negative eigenvalues, NaN or infinity")
+    return scaled, root

@@ -98,7 +98,8 @@ class WeMoE(GatedBaseline):
             self.heads.check(task)
             if not len(parts):
                 raise InputError(f"no batch of {task!r} to fit the gates to")
-        optimiser = torch.optim.Adam([p for gate in self.gates.values() for p in gate.parameters()], learning_rate)
+        trained = list(self.gating.parameters())
+        optimiser = torch.optim.Adam(trained, learning_rate)
         with torch.enable_grad():
             for step in range(steps):
                 optimiser.zero_grad()
@@ -107,7 +108,7 @@ class WeMoE(GatedBaseline):
                     features = self.features(self.run(inputs)[0], inputs)
                     logits = self.heads.logits(task, features).log_softmax(dim=1)
                     entropy = -(logits.exp() * logits).sum(1).mean()
-                    entropy.backward()  # type: ignore[no-untyped-call]
+                    entropy.backward(inputs=trained)  # type: ignore[no-untyped-call]
                 optimiser.step()
         return self
 
