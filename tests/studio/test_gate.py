@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from merganser.errors import CheckpointError
 from merganser.studio.roots import Outside, Roots
 
 
@@ -100,6 +101,29 @@ def test_several_roots(folder, tmp_path):
     roots = Roots([folder, other])
     assert roots.find(str(other / "new")) == other.resolve() / "new"
     assert roots.show(other / "new") == str(other / "new")
+
+
+def test_a_checkpoint_is_opened_again_once_its_files_change(folder):
+    roots = Roots([folder])
+    first = roots.open("base")
+    assert roots.open("base") is first
+    weights = folder / "base" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes())
+    second = roots.open("base")
+    assert second is not first
+    assert roots.open("base") is second
+    (folder / "base" / "more.json").write_text("{}")
+    assert roots.open("base") is not second
+
+
+def test_a_link_that_turns_outside_is_refused(folder, tmp_path):
+    roots = Roots([folder])
+    weights = folder / "base" / "model.safetensors"
+    roots.open("base")
+    weights.rename(tmp_path / "elsewhere.safetensors")
+    weights.symlink_to(tmp_path / "elsewhere.safetensors")
+    with pytest.raises((Outside, CheckpointError)):
+        roots.open("base")
 
 
 def test_the_static_files_are_a_closed_list(client):

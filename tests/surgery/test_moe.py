@@ -242,3 +242,29 @@ def test_refusals(llama, dense, tmp_path):
         mg.surgery.moe(recipe(base, experts, gate_mode="random", architecture="qwen"))
     with pytest.raises(InputError, match="must have the sizes of the base"):
         mg.surgery.moe(recipe(base, [experts[0], llama("wide", hidden=12)], gate_mode="random"))
+
+
+@pytest.mark.parametrize("gate", ["hidden", "hidden_avg", "cheap_embed"])
+def test_a_shared_expert_without_a_gate_needs_no_prompts(dense, gate):
+    base, a, b = dense
+    asked = recipe(base, [a, b], gate_mode=gate, architecture="deepseek", shared_experts=[{"source_model": str(base)}])
+    made = mg.surgery.moe(asked)
+    assert made.spec("model.layers.0.mlp.gate.weight").shape == (2, 8)
+    assert torch.equal(made["model.layers.1.mlp.gate.weight"].norm(dim=1).round(decimals=5), torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("mlp.down_proj.bias", "mixtral"), ("self_attn.o_proj.bias", "qwen2"), ("self_attn.q_proj.bias", "mixtral")],
+)
+def test_biases_that_the_mixture_has_no_place_for_are_refused(llama, name, layout):
+    """They would be dropped, or written where transformers ignores them."""
+    from safetensors.torch import load_file, save_file
+
+    base, a = llama("base"), llama("a", seed=1)
+    for path in (base, a):
+        tensors = load_file(path / "model.safetensors")
+        save_file(tensors | {f"model.layers.1.{name}": torch.ones(8)}, path / "model.safetensors", {"format": "pt"})
+    shared = {"shared_experts": [{"source_model": str(base)}]} if layout == "qwen2" else {}
+    with pytest.raises(InputError, match=f"{name}.*{layout}"):
+        mg.surgery.moe(recipe(base, [a, a], gate_mode="random", architecture=layout, **shared))

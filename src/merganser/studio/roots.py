@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from merganser.checkpoints.references import parts
 from merganser.confine import confine
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from merganser.checkpoints.base import Checkpoint
     from merganser.engine.merge import Merge
     from merganser.recipes.schema import Recipe
+
+#: The inode, size and time of every file that a checkpoint was opened from; None for a file that is missing.
+_Stamps: TypeAlias = "dict[Path, tuple[int, int, int] | None]"
 
 
 class Outside(InputError):
@@ -39,7 +42,7 @@ class Roots:
             if not Path(directory).is_dir():
                 raise InputError(f"{directory}: no such directory")
         self.directories = tuple(Path(directory).resolve() for directory in directories)
-        self._opened: dict[str, tuple[str, Checkpoint]] = {}
+        self._opened: dict[str, tuple[Checkpoint, _Stamps]] = {}
 
     @property
     def home(self) -> Path:
@@ -69,7 +72,7 @@ class Roots:
 
     def locate(self, reference: str) -> str:
         """Return a checkpoint reference (`model`, `model+adapter`) with absolute paths inside the directories."""
-        found = parts(reference, lambda part: self._exists(part))
+        found = parts(reference, self._exists)
         return "+".join(str(self.find(part)) for part in found)
 
     def _exists(self, part: str) -> bool:
@@ -79,18 +82,19 @@ class Roots:
             return False
 
     def open(self, reference: str) -> Checkpoint:
-        """Open a checkpoint inside the directories; an unchanged one is opened once."""
+        """Open a checkpoint inside the directories; one whose files are unchanged is opened once."""
         from merganser.checkpoints.opening import open as open_checkpoint
 
-        place = self.locate(reference)
+        found = parts(reference, self._exists)
+        place = "+".join(str(self.find(part)) for part in found)
         known = self._opened.get(place)
-        fresh = open_checkpoint(place)
-        for file in fresh.files():
-            self.find(str(file))
-        mark = fresh.fingerprint()
-        if known is None or known[0] != mark:
-            self._opened[place] = (mark, fresh)
-        return self._opened[place][1]
+        if known is None or known[1] != _stamp(known[1]):
+            fresh = open_checkpoint(place)
+            for file in fresh.files():
+                self.find(str(file))
+            paths = [path for part in found for path in _with_content(self.find(part))]
+            self._opened[place] = known = fresh, _stamp([*paths, *fresh.files()])
+        return known[0]
 
     def load(self, written: str | Mapping[str, Any], beside: str | None = None) -> Recipe:
         """Read a recipe.
@@ -125,3 +129,21 @@ class Roots:
                 if entry.recipe.root is not None:
                     self.find(str(entry.recipe.root))
                 self._check(entry.recipe)
+
+
+def _with_content(path: Path) -> list[Path]:
+    """Return a path, and what is in it if it is a directory."""
+    return [path, *path.iterdir()] if path.is_dir() else [path]
+
+
+def _stamp(paths: Iterable[Path]) -> _Stamps:
+    """Return what changes when a file is written or replaced, or a directory gets another file, for every path."""
+    return {path: _stamp_of(path) for path in paths}
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -50,11 +50,7 @@ def build_gates(
     if recipe.gate_mode == "singular":
         return singular_gates(base, experts, _mlp_inputs(recipe, base, layers))
     embed = _embedder(recipe, base, layers)
-    return torch.stack([_unit(_contrast(entry, embed)) for entry in entries], dim=1)
-
-
-def _contrast(entry: ExpertEntry, embed: Callable[[Sequence[str]], Tensor]) -> Tensor:
-    return embed(entry.positive) - embed(entry.negative) if entry.negative else embed(entry.positive)
+    return torch.stack([_unit(embed(entry.positive) - embed(entry.negative)) for entry in entries], dim=1)
 
 
 def _unit(vectors: Tensor) -> Tensor:
@@ -62,7 +58,7 @@ def _unit(vectors: Tensor) -> Tensor:
 
 
 def _embedder(recipe: MoERecipe, base: Checkpoint, layers: int) -> Callable[[Sequence[str]], Tensor]:
-    """Return a function from prompts to a vector per layer, (layers, hidden)."""
+    """Return a function from prompts to a vector per layer, (layers, hidden), zero without prompts."""
     transformers = require("transformers", "hf")
     tokenizer = transformers.AutoTokenizer.from_pretrained(_runnable(recipe, base).directory)
 
@@ -88,7 +84,7 @@ def _embedder(recipe: MoERecipe, base: Checkpoint, layers: int) -> Callable[[Seq
                 output = model(input_ids=torch.tensor([ids(prompt)]), output_hidden_states=True)
             inputs = torch.cat(output.hidden_states[:layers]).float()  # (layers, tokens, hidden)
             found.append(inputs.mean(1) if recipe.gate_mode == "hidden_avg" else inputs[:, -1])
-        return torch.stack(found).mean(0)
+        return torch.stack(found).mean(0) if found else torch.zeros(layers, model.config.hidden_size)
 
     return states
 

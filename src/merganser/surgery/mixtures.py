@@ -100,9 +100,10 @@ def _check_shapes(
         layers += 1
     if not layers or layers != config.get("num_hidden_layers", layers):
         raise InputError(f"{labels[0]}: expected an MLP with gate_proj, up_proj and down_proj in every layer")
-    if config.get("attention_bias") and not layout.biases:
-        raise InputError(f"{labels[0]} has biases in its attention, which {layout.name} does not support")
+    placed = ("q_proj", "k_proj", "v_proj") if layout.biases else ()
+    _refuse_biases(base, labels[0], "self_attn", placed, layout)
     for label, expert in zip(labels[1:], experts, strict=True):
+        _refuse_biases(expert, label, "mlp", (), layout)
         for layer in range(layers):
             for part in _PARTS:
                 name = f"model.layers.{layer}.mlp.{part}.weight"
@@ -114,6 +115,13 @@ def _check_shapes(
                         "must have the sizes of the base"
                     )
     return layers
+
+
+def _refuse_biases(model: Checkpoint, label: str, module: str, placed: Sequence[str], layout: MoELayout) -> None:
+    """Refuse biases of one module of the layers, except those of its parts that have a place in the mixture."""
+    for name in model.names():
+        if f".{module}." in name and name.endswith(".bias") and name.split(".")[-2] not in placed:
+            raise InputError(f"{label} has {name!r}, for which {layout.name} has no place")
 
 
 def _made(layout: MoELayout, base: Checkpoint, gates: Tensor, routed: int, layers: int) -> dict[str, Tensor]:
