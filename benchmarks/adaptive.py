@@ -5,13 +5,15 @@
 The experts are those of `benchmarks.zoo.text`, trained if they are missing. Sentences come without their task. Every
 contender (`benchmarks.adaptive_contenders`) has three settings and the same ways to compare heads; both are chosen on
 the same validation sentences by the share of right labels. Routers and gates that are trained see the same other
-validation sentences. Scores are of at least 2,000 test sentences that no choice has seen. What FILE holds of other sets
-stays.
+validation sentences. Scores are of at least 2,000 test sentences that no choice has seen. One more row tells the limit:
+a router trained on 1,000 labelled sentences of every task. What FILE holds of the same experts stays and is not
+measured again.
 
 Stored in `results`, by set of tasks: `tasks`, `sentences` (test sentences of each), `experts` (bits of the fine-tuned
 experts' right answers, see `benchmarks.answers`), and `rows` by contender:
 
 - `setting` and `rule` that were chosen, and `tuning`: the share of right labels by setting and rule;
+- `limit`: whether it knows what the others do not;
 - `label`, `pair`, `told`: bits of the right answers by task. A label is right in its label space (the four polarity
   tasks share one), a pair if the task is right as well; told is the answer of the true task's head, for what ran;
 - `task`: how often the true task has the largest weight; `set_size`: experts merged for a sentence;
@@ -64,7 +66,7 @@ def measure(contender: Contender, setting: Setting) -> dict[str, Any]:
     """The row of a contender on the test sentences."""
     model, name, rule, shares = tune(contender, setting)
     passes = {task: run(model, parts, task) for task, parts in setting.data.test.items()}
-    row: dict[str, Any] = {"setting": name, "rule": rule, "tuning": shares}
+    row: dict[str, Any] = {"setting": name, "rule": rule, "tuning": shares, "limit": contender.limit}
     for kind in ("label", "pair"):
         row[kind] = _packed(setting, {task: each.answers[rule] for task, each in passes.items()}, kind)
     row["told"] = _packed(setting, {task: each.told for task, each in passes.items()}, "pair")
@@ -93,14 +95,15 @@ def _routing(passes: Mapping[str, Pass]) -> dict[str, float]:
     return {"task": right / total, "set_size": size / total}
 
 
-def evaluate(setting: Setting, contenders: Sequence[Contender]) -> dict[str, Any]:
-    """All rows of one set of tasks."""
+def evaluate(setting: Setting, contenders: Sequence[Contender], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """All rows of one set of tasks; those that were stored of the same experts and sentences are kept."""
     counts = {task: sum(len(labels) for _, labels in parts) for task, parts in setting.data.test.items()}
     experts = {task: answers.pack(bits.numpy()) for task, bits in setting.experts.items()}
     found: dict[str, Any] = {"tasks": list(counts), "sentences": counts, "experts": experts, "rows": {}}
     own = answers.read({"0": experts}, counts)
+    known = stored["rows"] if stored.get("experts") == experts else {}
     for contender in contenders:
-        row = found["rows"][contender.name] = measure(contender, setting)
+        row = found["rows"][contender.name] = known.get(contender.name) or measure(contender, setting)
         shown = {
             kind: answers.difference(answers.read({"0": row[kind]}, counts), None, own)
             for kind in ("label", "pair", "told")
@@ -126,10 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results = json.loads(options.json.read_text())["results"]
     for name in ["distinct"] if options.quick else options.sets:
         tasks = SETS[name]
-        sizes = Sizes(16, 8, 16) if options.quick else Sizes(-(-SENTENCES // len(tasks)))
+        sizes = Sizes(16, 8, 16, 16) if options.quick else Sizes(-(-SENTENCES // len(tasks)))
         setting = prepare(options.cache, options.data, tasks, sizes)
         chosen = [each for each in CONTENDERS if not options.quick or each.name in ("MASS", "TSV-M")]
-        results["sets"][name] = {"sizes": asdict(sizes), **evaluate(setting, chosen)}
+        results["sets"][name] = {"sizes": asdict(sizes), **evaluate(setting, chosen, results["sets"].get(name, {}))}
         record(options.json, results, seeds=[0], added=True)
 
 

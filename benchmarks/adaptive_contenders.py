@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.adaptive_setting import Labelled, Setting
 from merganser.modules.activations import capture
@@ -37,6 +38,8 @@ class Contender:
 
     name: str
     settings: Mapping[str, Callable[[Setting], Model]]
+    #: No rival of the others: it knows what they do not.
+    limit: bool = False
 
 
 def mass(source: Literal["fixed", "base"], **settings: Any) -> Callable[[Setting], Model]:
@@ -50,6 +53,26 @@ def mass(source: Literal["fixed", "base"], **settings: Any) -> Callable[[Setting
     return build
 
 
+def trained(**settings: Any) -> Callable[[Setting], Model]:
+    """MASS with a router that saw labelled training sentences of every task: about what any router could find."""
+
+    def build(setting: Setting) -> Model:
+        layer = leading_layers(setting.library, setting.encoder, 1.0)[-6]
+        router = MlpRouter.fit(layer, read_inputs(setting.encoder, layer, setting.data.training), "base")
+        model = setting.model(router=router, **settings)
+        model.prepare()
+        return model
+
+    return build
+
+
+def read_inputs(module: nn.Module, layer: str, sentences: Mapping[str, list[Inputs]]) -> dict[str, Tensor]:
+    """Return the inputs of a layer for the sentences of every task."""
+    return {
+        task: torch.cat([capture(module, x, [layer]).inputs[layer] for x in parts]) for task, parts in sentences.items()
+    }
+
+
 def twin(scale: float) -> Callable[[Setting], Model]:
     """The router reads the first matrix of the last block, of the shared expert."""
 
@@ -57,10 +80,7 @@ def twin(scale: float) -> Callable[[Setting], Model]:
         shared = setting.baseline(Static, method="task_arithmetic", scale=scale)
         layer = leading_layers(setting.library, setting.encoder, 1.0)[-6]
         with applied(shared.module, shared.composition):
-            support = {
-                task: torch.cat([capture(shared.module, x, [layer]).inputs[layer] for x in parts])
-                for task, parts in setting.data.support.items()
-            }
+            support = read_inputs(shared.module, layer, setting.data.support)
         return setting.baseline(TwinMerging, router=MlpRouter.fit(layer, support), scale=scale)
 
     return build
@@ -78,17 +98,18 @@ def static(method: Literal["tsv", "task_arithmetic"], scale: float) -> Callable[
     return lambda setting: setting.baseline(Static, method=method, scale=scale)
 
 
-def routed(source: Literal["fixed", "base"]) -> dict[str, Callable[[Setting], Model]]:
+def routed(build: Callable[..., Callable[[Setting], Model]]) -> dict[str, Callable[[Setting], Model]]:
     return {
-        "K = 1": mass(source, top=1),
-        "K = 2, η = 0.2": mass(source, top=2, threshold=0.2),
-        "K = 2, η = 0.3": mass(source, top=2, threshold=0.3),
+        "K = 1": build(top=1),
+        "K = 2, η = 0.2": build(top=2, threshold=0.2),
+        "K = 2, η = 0.3": build(top=2, threshold=0.3),
     }
 
 
 CONTENDERS = (
-    Contender("MASS", routed("fixed")),
-    Contender("MASS, routed from the base", routed("base")),
+    Contender("MASS", routed(partial(mass, "fixed"))),
+    Contender("MASS, routed from the base", routed(partial(mass, "base"))),
+    Contender("MASS, router trained on labels", routed(trained), limit=True),
     Contender("SMILE", {f"top {t}, gates of rank {r}": smile(t, r) for t, r in ((1, 16), (1, 4), (2, 16))}),
     Contender("Twin-Merging", {f"λ = {scale}": twin(scale) for scale in (0.2, 0.3, 0.45)}),
     Contender("WeMoE", {f"{n} steps, rate {r:g}": wemoe(n, r) for n, r in ((10, 1e-2), (20, 1e-2), (20, 1e-3))}),

@@ -27,12 +27,13 @@ Labelled = list[tuple[Inputs, Tensor]]
 
 @dataclass(frozen=True)
 class Data:
-    """By task: batches of test sentences, of validation sentences to choose settings on, and of others to fit routers
-    and gates on. Nothing is chosen or fitted on test sentences."""
+    """By task: batches of test sentences, of validation sentences to choose settings on, of others to fit routers and
+    gates on, and of training sentences for the limit of all routers. Nothing is chosen or fitted on test sentences."""
 
     test: Mapping[str, Labelled]
     tuning: Mapping[str, Labelled]
     support: Mapping[str, list[Inputs]]
+    training: Mapping[str, list[Inputs]]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Sizes:
     test: int
     tuning: int = 40
     support: int = 100
+    training: int = 1000
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def prepare(cache: Path, data: Path, names: Sequence[str], sizes: Sizes, seed: i
     for task in tasks.values():
         train(task, seed, Schedule(), cache)
     heads = {name: load_head(name, seed, cache) for name in names}
-    test, tuning, support = {}, {}, {}
+    test, tuning, support, training = {}, {}, {}, {}
     experts = {}
     for name, task in tasks.items():
         answered = with_states(task.test.slice(0, sizes.test))
@@ -86,11 +88,12 @@ def prepare(cache: Path, data: Path, names: Sequence[str], sizes: Sizes, seed: i
         test[name] = batches(answered)
         support[name] = [x for x, _ in batches(held_out.slice(0, sizes.support), 10)]
         tuning[name] = batches(held_out.slice(sizes.support, len(held_out)))
+        training[name] = [x for x, _ in batches(with_states(task.train.slice(0, sizes.training)))]
         layers = layers_from(_weights(expert_directory(cache, name, seed)))
         order = torch.cat([torch.from_numpy(chosen) for chosen in answered.batches(32)])
         experts[name] = right(layers, heads[name], answered)[order]
     library = build(cache, names, seed)
-    return Setting(library, heads, load_top_layers(), Data(test, tuning, support), experts)
+    return Setting(library, heads, load_top_layers(), Data(test, tuning, support, training), experts)
 
 
 def _weights(directory: Path) -> dict[str, Tensor]:

@@ -90,7 +90,7 @@ METHODS = (
     Method("Localize-and-Stitch", "localize_stitch", MEANS, {}, (8,)),
     Method("OPCM", "opcm", MEANS, {}, (8,)),
     Method("WUDI", "wudi", MEANS),
-    Method("ACE", "ace", MEANS, {}, (8,)),
+    Method("ACE", "ace"),
     Method("Iso-C", "iso_c"),
     Method("Iso-CTS", "iso_cts"),
     Method("TSV-M", "tsv"),
@@ -99,7 +99,7 @@ METHODS = (
     Method("Iso-C, equal norms", "iso_c", MEANS, {"norms": "equal"}, (8,)),
     Method("RegMean", "regmean", MEANS, {"alpha": 0.95}, (8,), grams),
     Method("RegMean++", "regmean", MEANS, {"alpha": 0.95}, (8,), merged_grams),
-    Method("ESM", "esm", MEANS, {}, (8,), grams),
+    Method("ESM", "esm", statistics=grams),
     Method("TSV-M without orthogonalisation", "tsv", SUMS, {"orthogonalize": "none"}, (8,)),
     Method("TSV-M without low rank", "tsv", MEANS, {"low_rank": False}, (8,)),
 )

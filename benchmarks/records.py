@@ -43,18 +43,15 @@ def command() -> str:
 def record(path: Path | None, results: Any, seeds: Iterable[int], added: bool = False) -> None:
     """Write `results` to `path` with everything needed to measure them again; nothing when no path is given.
 
-    `added` says that results of earlier commands are among them, so that those stay on record.
+    `added` says that results of earlier commands are among them, so that those and their machines stay on record.
     """
     if path is None:
         return
-    commands = [command()]
-    if added and path.exists():
-        before = json.loads(path.read_text())["command"].split(" && ")
-        commands = [each for each in before if each not in commands] + commands
+    before = json.loads(path.read_text()) if added and path.exists() else {}
     stored = {
-        "command": " && ".join(commands),
+        "command": join(before.get("command"), command(), " && "),
         "date": time.strftime("%Y-%m-%d"),
-        "machine": describe(),
+        "machine": join(before.get("machine"), describe(), "; "),
         "seeds": list(seeds),
         "results": results,
     }
@@ -62,6 +59,12 @@ def record(path: Path | None, results: Any, seeds: Iterable[int], added: bool = 
     draft = path.with_name(f"{path.name}.part")
     draft.write_text(json.dumps(stored, indent=1) + "\n")
     draft.replace(path)
+
+
+def join(before: str | None, now: str, separator: str) -> str:
+    """Return the parts of `before` with `now` as the last one, each once."""
+    earlier = before.split(separator) if before else []
+    return separator.join([*(part for part in earlier if part != now), now])
 
 
 def stored(name: str) -> dict[str, Any]:

@@ -82,6 +82,7 @@ def task_unknown(results: Mapping[str, Any]) -> Answer:
     scores = {
         row: answers.difference(answers.read({"0": stored["label"]}, found["sentences"]), None, experts)
         for row, stored in found["rows"].items()
+        if not stored.get("limit")
     }
     best = max(scores, key=lambda row: scores[row].mean)
     sentence = (

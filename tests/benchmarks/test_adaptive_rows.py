@@ -53,13 +53,13 @@ def setting(tmp_path_factory):
     test, tuning = ({task: [sentences(i, SENTENCES, seed)] for i, task in enumerate(TASKS)} for seed in (0, 1))
     support = {task: [sentences(i, SENTENCES, 2)[0]] for i, task in enumerate(TASKS)}
     right = {task: torch.tensor([True, True, False]) for task in TASKS}
-    return Setting(library, heads, encoder, Data(test, tuning, support), right)
+    return Setting(library, heads, encoder, Data(test, tuning, support, support), right)
 
 
 @pytest.fixture(scope="module")
 def report(setting):
     with torch.no_grad():
-        return evaluate(setting, CONTENDERS)
+        return evaluate(setting, CONTENDERS, {})
 
 
 def test_every_contender_has_a_row_with_its_choice(report):
@@ -75,6 +75,15 @@ def test_every_contender_has_a_row_with_its_choice(report):
         assert row["forwards"] > 0
         assert row["numbers"] > 0
     assert "task" not in report["rows"]["TSV-M"]
+
+
+def test_stored_rows_of_the_same_experts_are_kept(setting, report):
+    stored = {**report, "rows": {"SMILE": {**report["rows"]["SMILE"], "forwards": 7.0}}}
+    smile = next(each for each in CONTENDERS if each.name == "SMILE")
+    with torch.no_grad():
+        assert evaluate(setting, [smile], stored)["rows"]["SMILE"]["forwards"] == 7.0
+        stored["experts"] = {}
+        assert evaluate(setting, [smile], stored)["rows"] == {"SMILE": report["rows"]["SMILE"]}
 
 
 def test_contenders_have_as_many_settings_as_each_other():
@@ -99,7 +108,7 @@ def test_tuning_looks_at_validation_sentences_only(setting):
             setting.library,
             setting.heads,
             setting.encoder,
-            Data({}, setting.data.tuning, setting.data.support),
+            Data({}, setting.data.tuning, setting.data.support, setting.data.training),
             setting.experts,
         )
         assert tune(CONTENDERS[0], other)[1:] == tune(CONTENDERS[0], setting)[1:]

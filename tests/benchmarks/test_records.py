@@ -34,6 +34,14 @@ def test_results_added_to_others_keep_their_commands(tmp_path: Path, monkeypatch
     assert commands == list(parts)
 
 
+def test_results_added_on_another_machine_name_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "one.json"
+    for machine, added in (("A, 2 cores", False), ("B, 2 cores", True), ("A, 2 cores", True)):
+        monkeypatch.setattr("benchmarks.records.describe", lambda machine=machine: machine)
+        record(path, {}, [0], added)
+    assert json.loads(path.read_text())["machine"] == "B, 2 cores; A, 2 cores"
+
+
 def test_a_record_has_its_origin(tmp_path: Path) -> None:
     record(tmp_path / "new" / "one.json", {"accuracy": 0.5}, range(3))
     found = json.loads((tmp_path / "new" / "one.json").read_text())
