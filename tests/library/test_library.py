@@ -150,6 +150,17 @@ def test_integers_of_the_base_do_not_round_floats_of_an_expert(tmp_path):
             assert torch.equal(found.read(name), tensor)
 
 
+def test_an_expert_may_lack_integer_buffers_of_the_base(tmp_path):
+    base = {"w": torch.randn(32, 32), "position_ids": torch.arange(8)}
+    experts = {name: {"w": base["w"] + torch.randn(32, 32)} for name in "ab"}
+    library = Library.build(base, experts, tmp_path / "lib", rank_fraction=1.0)
+    assert torch.equal(library.expert("a").read("position_ids"), base["position_ids"])
+    torch.testing.assert_close(library.expert("a").read("w"), experts["a"]["w"])
+    assert list(mg.interference.survey(base, experts).experts) == ["a", "b"]
+    with pytest.raises(CheckpointError, match="no tensor 'w'"):
+        Library.build(base, {"a": {"position_ids": base["position_ids"]}}, tmp_path / "other")
+
+
 def test_merging_needs_no_decomposition_of_stored_matrices(models, tmp_path, monkeypatch):
     library = Library.build(models["base"], {"math": models["math"], "code": models["code"]}, tmp_path / "lib")
     monkeypatch.setattr("merganser.library.views.top_svd", lambda *_: pytest.fail("a full matrix was decomposed"))

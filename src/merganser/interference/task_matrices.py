@@ -63,7 +63,7 @@ class WholeTaskMatrices(TaskMatrices):
         self._experts = list(experts.values())
         for expert in self._experts:
             check_fit(base, expert)
-            if not any(is_change(base, name, expert.spec(name)) for name in base.names()):
+            if not any(name in expert and is_change(base, name, expert.spec(name)) for name in base.names()):
                 raise CheckpointError(f"{expert.label}: no tensor has the shape it has in the base {base.label}")
 
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:

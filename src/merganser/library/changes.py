@@ -30,11 +30,14 @@ def is_change(base: Checkpoint, name: str, spec: TensorSpec) -> bool:
 
 
 def check_fit(base: Checkpoint, expert: Checkpoint) -> None:
-    """Refuse an expert that lacks a tensor of the base or has codes; it may have tensors of its own, such as heads."""
+    """Refuse an expert that lacks a weight of the base or has codes; it may have tensors of its own, such as heads.
+
+    Integer buffers, such as the position ids that older versions of transformers saved, may be missing.
+    """
     for checkpoint in (base, expert):
         refuse_quantised(checkpoint)
     for name in base.names():
-        if name not in expert:
+        if name not in expert and not is_integer(base.spec(name).dtype):
             raise CheckpointError(f"{expert.label}: has no tensor {name!r}, which the base {base.label} has")
 
 
