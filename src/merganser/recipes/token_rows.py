@@ -73,6 +73,8 @@ class TokenRows:
     forced: set[str]
     #: Whether a model's rows are made only of its own rows.
     alone: bool
+    #: Whether the first model is the base, whose row stands in for those of models that lack a token.
+    based: bool
     #: The rows of the tokens that the current model lacks.
     absent: dict[str, RowRun] = field(default_factory=dict)
 
@@ -89,7 +91,7 @@ class TokenRows:
         if token in self.absent:
             return self.absent[token]
         holders = [(i, found) for i, each in enumerate(self.matched) if (found := each.get(token)) is not None]
-        return RowRun(1, tuple(holders[:1] if holders and holders[0][0] == 0 else holders))
+        return RowRun(1, tuple(holders[:1] if self.based and holders and holders[0][0] == 0 else holders))
 
     def _padding(self, model: int, row: int) -> Sources | None:
         for i in (model,) if self.alone else (model, 0):
