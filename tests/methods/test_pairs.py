@@ -40,5 +40,12 @@ def test_arcee_fusion(shape, step):
     np.testing.assert_allclose(merged, fused(BASE.reshape(shape), MODEL.reshape(shape)), atol=1e-6)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1e-4])
+def test_arcee_fusion_of_close_models(scale):
+    base = 0.05 * rng.standard_normal((40, 50)).astype(np.float32)
+    model = base + scale * rng.standard_normal((40, 50)).astype(np.float32)
+    np.testing.assert_array_equal(run("arcee_fusion", [model], base), fused(base, model).astype(np.float32))
+
+
 def test_arcee_fusion_of_equal_models():
     np.testing.assert_array_equal(run("arcee_fusion", [BASE], BASE, step=5), BASE)

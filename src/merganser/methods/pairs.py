@@ -86,13 +86,14 @@ def _importance(group: Group, divergence: Tensor) -> Tensor:
 
 
 def _divergence(model: Tensor, base: Tensor) -> Tensor:
-    """Return KL along the last axis, a few rows at a time, which stay in the cache. Rounding can make it negative where
-    the two are equal.
+    """Return KL along the last axis, a few rows at a time, which stay in the cache, in float64: the divergence of
+    usual fine-tunes is smaller than the rounding of a softmax in float32. Rounding can make it negative where the two
+    are equal.
     """
     rows = max(1, _CACHED // max(1, model.shape[-1]))
     pairs = zip(*(torch.split(side.reshape(-1, side.shape[-1]), rows) for side in (model, base)), strict=True)
     parts = []
     for m, b in pairs:
-        p, q = torch.softmax(m, dim=-1).add_(1e-8), torch.softmax(b, dim=-1).add_(1e-8)
+        p, q = (torch.softmax(side, dim=-1, dtype=torch.float64).add_(1e-8) for side in (m, b))
         parts.append(torch.div(p, q, out=q).log_().mul_(p).sum(dim=-1))
-    return torch.cat(parts).clamp_(min=0)
+    return torch.cat(parts).clamp_(min=0).to(model.dtype)
