@@ -38,3 +38,12 @@ def test_nothing_overflows_silently(method, dtype, scale):
         assert "too large for" in str(error) or "cannot decompose" in str(error)
     else:
         torch.testing.assert_close(found / scale, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("method", ["ace", "wudi", "task_arithmetic"])
+def test_task_vectors_that_overflow_are_refused(method):
+    base = torch.full((6, 8), -3e38)
+    models = [{"w": base * torch.linspace(-1, 1, 48).view(6, 8).roll(i)} for i in range(2)]
+    with pytest.raises(InputError, match="too large for"):
+        mg.merge(models, method, base={"w": base})

@@ -103,7 +103,8 @@ def _solve(pull: Tensor, whole: Tensor, ridge: float) -> Tensor:
     W + ρI is positive definite and commutes with W, so 1 + cᵀ (W + ρI)⁻¹ 1 is at least 1.
     """
     prior = whole.mean(dim=0)
-    factor = torch.linalg.cholesky(whole + ridge * torch.eye(len(whole), dtype=whole.dtype, device=whole.device))
+    regular = whole + ridge * torch.eye(len(whole), dtype=whole.dtype, device=whole.device)
+    factor = torch.linalg.cholesky_ex(regular).L  # of task matrices that overflowed it is NaN, not an exception
     both = torch.cholesky_solve(torch.cat([pull.T, torch.ones_like(prior)[:, None]], dim=1), factor)
     solved, ones = both[:, :-1].T, both[:, -1]
     weights = torch.cholesky_solve(prior[:, None], factor)[:, 0]
