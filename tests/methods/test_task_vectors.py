@@ -57,6 +57,18 @@ def test_a_sum_is_divided_unless_the_weights_cancel(weight, divisor):
     torch.testing.assert_close(merged, torch.full((2,), expected))
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("weight", [[0.8, 0.8, 0.1], [0.1, 0.7, 0.7], [0.3, 0.0, 0.3]])
+def test_opposite_votes_of_equal_weight_elect_the_positive_sign(weight, normalize):
+    delta = rng.standard_normal(SHAPE).astype(np.float32)
+    largest = max(weight)
+    signs = iter((1, -1))
+    deltas = [next(signs) * delta if each == largest else np.zeros_like(delta) for each in weight]
+    parameters = {"weight": weight, "density": 1.0, "normalize": normalize}
+    merged = run("ties", deltas, np.zeros_like(delta), parameters=parameters)
+    np.testing.assert_allclose(merged, np.abs(delta) * (1 if normalize else largest), rtol=1e-6)
+
+
 def test_untouched_tensors_stay_as_they_are():
     merged = run("task_arithmetic", [BASE, BASE], BASE, parameters={"weight": [0.3, 0.7]})
     assert torch.equal(merged, torch.from_numpy(BASE))

@@ -29,9 +29,10 @@ def elected_sum_(deltas: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     That is Σ w Δ over the models with sgn(w Δ) = sgn(S), the positive ones where S is zero. It equals (S + sgn(S) Σ |w
     Δ|)/2: models that agree have the same sign in both sums, the others opposite signs.
     """
-    votes = weighted_sum_([deltas[0].clone(), *deltas[1:]], weights, normalize=False)
-    sizes = weighted_sum_([delta.abs_() for delta in deltas], [abs(weight) for weight in weights], normalize=False)
-    return votes.add_(sizes.copysign_(votes)).mul_(0.5)
+    unit, shares = _relative(weights)
+    votes = weighted_sum_([deltas[0].clone(), *deltas[1:]], shares, normalize=False)
+    sizes = weighted_sum_([delta.abs_() for delta in deltas], [abs(share) for share in shares], normalize=False)
+    return votes.add_(sizes.copysign_(votes)).mul_(0.5 * unit)
 
 
 def elected_mean_(deltas: Sequence[Tensor], weights: Sequence[float], votes: Tensor | None = None) -> Tensor:
@@ -43,7 +44,7 @@ def elected_mean_(deltas: Sequence[Tensor], weights: Sequence[float], votes: Ten
     if not voters:
         return deltas[0].zero_()
     if votes is None:
-        votes = weighted_sum_([deltas[0].clone(), *deltas[1:]], weights, normalize=False)
+        votes = weighted_sum_([deltas[0].clone(), *deltas[1:]], _relative(weights)[1], normalize=False)
     # Twice sgn maps zero to +1; arithmetic on floats is many times faster here than masks and `where`.
     sign = votes.sign_().add_(0.5).sign_()
     total, divisor = torch.zeros_like(sign), torch.zeros_like(sign)
@@ -58,3 +59,13 @@ def elected_mean_(deltas: Sequence[Tensor], weights: Sequence[float], votes: Ten
     else:
         total.div_(divisor.masked_fill_(divisor == 0, 1))
     return total.mul_(sign)
+
+
+def _relative(weights: Sequence[float]) -> tuple[float, list[float]]:
+    """Return the largest size of a weight, and the weights divided by it.
+
+    Task vectors with equal weights are then added as they are, so that opposite ones cancel exactly: rounded products
+    would leave the sign of a tied vote to chance.
+    """
+    unit = max(map(abs, weights)) or 1.0
+    return unit, [weight / unit for weight in weights]
