@@ -9,10 +9,12 @@ import torch
 from safetensors.torch import save_file
 
 import merganser as mg
-from merganser.engine import changes
+from merganser.engine import changes, fused
+from merganser.engine.blocks import Piece
 from merganser.engine.changes import FILE, read_changes
 from merganser.engine.writer import CheckpointWriter
 from merganser.kernels import tiles
+from merganser.kernels.recording import fill_in
 
 SHAPES = {"layers.0.big": (96, 1024), "layers.0.small": (7, 5), "layers.1.norm": (33,), "scale": ()}
 
@@ -156,3 +158,13 @@ def test_a_damaged_file_is_an_error_that_says_so(tmp_path, damage):
     (tmp_path / FILE).write_text(json.dumps(content))
     with pytest.raises(mg.errors.CheckpointError, match="is damaged"):
         read_changes(tmp_path)
+
+
+@pytest.mark.skipif(tiles.library() is None, reason="no compiled runner")
+@pytest.mark.parametrize(("models", "with_base"), [(1, True), (2, True), (3, True), (1, False), (2, False), (4, False)])
+def test_sums_are_read_in_the_order_in_which_they_are_compared(models, with_base):
+    parts = [torch.randn(5000, generator=torch.Generator().manual_seed(n)) for n in range(models + with_base + 1)]
+    recorded = fused.record_comparison(models, with_base)
+    table = fused.Addresses.of(parts, 0).at(Piece(0, 1, 0, 5000))
+    results = tiles.run(recorded.program, table, recorded.seeds, 0, 5000)
+    assert changes.read_sums(results) == pytest.approx([5000, *fill_in(recorded.found, results)], rel=1e-15)

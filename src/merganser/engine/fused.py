@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from merganser.engine.blocks import Piece
-from merganser.engine.changes import RUNS, compare
+from merganser.engine.changes import RUNS, compare, read_sums
 from merganser.kernels import tiles
 from merganser.kernels.recording import Draws, Recording, check_filled, fill_in
 from merganser.lazy import np
@@ -161,7 +161,7 @@ def find_change(recorded: Recorded, addresses: Addresses, block: Piece, made: Te
     table = addresses.at(block, made)
     results = tiles.run(recorded.program, table, recorded.seeds, block.offset, block.numel, stride=RUNS)
     assert results is not None, "compiled results are finite"
-    return [results.size, *fill_in(recorded.found, results)]
+    return read_sums(results)
 
 
 def store(recorded: Recorded, addresses: Addresses, block: Piece, out: Tensor, dtype: torch.dtype) -> bool:
