@@ -18,20 +18,25 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("unit", "expected"), [("bytes", "512 bytes"), ("trials", "512/1024 trials")])
-def test_a_bar_on_a_terminal(unit: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("columns", [50, 60, 80, 120])
+@pytest.mark.parametrize(("unit", "expected"), [("bytes", "of 1.0 KiB"), ("trials", "512 of 1,024 trials")])
+def test_a_bar_on_a_terminal(unit: str, expected: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     with ProgressReporter("evolving", unit) as reporter:
         reporter(256, 1024, "layers.0")
         reporter.line("trial [3] done")
-        reporter(512, 1024, "layers.1")
+        reporter(512, 1024, "model.layers.11.post_attention_layernorm.weight.and.a.name.without.an.end[1]")
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
     assert "evolving" in shown
-    assert expected in shown.replace("0.5 KiB", "512 bytes").replace("0.5/1.0 KiB", "512 bytes")
+    assert expected in shown
+    assert " left" in shown
     assert "trial [3] done" in shown
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", shown)]
+    assert max(map(len, lines)) <= columns
+    assert all(line.startswith(("evolving", "trial")) for line in lines if line), "the bar is one line"
 
 
 def test_lines_in_a_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,3 +71,13 @@ def test_rungs_are_as_many_as_are_scored(count: int, rungs: int, keep: float) ->
     budgets = list(range(1, rungs + 1))
     successive_halving(list(range(count)), lambda c, b: asked.append(b) or float(c), budgets=budgets, keep=keep)
     assert [asked.count(budget) for budget in budgets] == rung_sizes(count, rungs, keep)
+
+
+def test_the_time_left_is_that_of_what_is_still_to_do(monkeypatch, capsys) -> None:
+    now = iter([0.0, 60.0, 70.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    with ProgressReporter("merging") as reporter:
+        reporter(50 << 20, 100 << 20, "the first tensor, after a minute")
+        reporter(60 << 20, 100 << 20, "the next")
+    assert capsys.readouterr().err.splitlines()[-1] == " 60%  60.0 MiB of 100.0 MiB  1.0 MiB/s  0:40 left"

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 LOG_SECONDS = 10.0
 BYTES = "bytes"
+#: The width of the bar, and that of terminals on which the rate has a place beside it.
+BAR, WIDE = 12, 80
 
 
 class ProgressReporter:
@@ -33,7 +35,7 @@ class ProgressReporter:
 
     def __enter__(self) -> ProgressReporter:
         if not self._json and sys.stderr.isatty():
-            self._bar = _bar(self._doing, self._unit)
+            self._bar = _bar(self._doing)
             self._bar.start()
         return self
 
@@ -45,20 +47,22 @@ class ProgressReporter:
 
     def __call__(self, done: int, total: int, name: str = "") -> None:
         now = time.monotonic()
-        if self._first is None:
-            self._first = done
+        if self._first is None:  # what was done before, also by an earlier run, does not count
+            self._first, self._began = done, now
         rate = (done - self._first) / max(1e-9, now - self._began)
         if self._json:
             speed = {"bytes_per_second": round(rate)} if self._unit == BYTES else {}
             emit({"event": "progress", "done": done, "total": total, "name": name, **speed})
         elif self._bar is not None:
+            width = self._bar.console.width
+            amounts = self._amounts(done, total, rate, width < WIDE)
+            shown = {"amounts": amounts, "name": _end(name, width - BAR - len(self._doing + amounts) - 3)}
             if self._task is None:
-                self._task = self._bar.add_task(self._doing, total=total, completed=done, name="")
-            self._bar.update(self._task, completed=done, total=total, name=name[-40:])
+                self._task = self._bar.add_task(self._doing, total=total, completed=done, **shown)
+            self._bar.update(self._task, completed=done, total=total, **shown)
         elif now - self._spoke >= LOG_SECONDS:
             self._spoke = now
-            left = f"  {show_time((total - done) / rate)} left" if rate > 0 else ""
-            say(f"{done / max(1, total):4.0%}  {self._amounts(done, total, rate)}{left}", sys.stderr)
+            say(f"{done / max(1, total):4.0%}  {self._amounts(done, total, rate)}", sys.stderr)
 
     def follow(self, progress: Progress) -> None:
         """Report the progress of a merge."""
@@ -76,35 +80,33 @@ class ProgressReporter:
         else:
             say(text, sys.stderr)
 
-    def _amounts(self, done: int, total: int, rate: float) -> str:
-        if self._unit == BYTES:
-            speed = f"  {show_size(rate)}/s" if rate > 0 else ""
-            return f"{show_size(done)} of {show_size(total)}{speed}"
-        return f"{done} of {total} {self._unit}"
+    def _amounts(self, done: int, total: int, rate: float, brief: bool = False) -> str:
+        """Return the amount done, the rate and the time left; in brief without the rate."""
+        left = f"  {show_time((total - done) / rate)} left" if rate > 0 else ""
+        if self._unit != BYTES:
+            return f"{done:,} of {total:,} {self._unit}{left}"
+        if brief:
+            return f"{done / max(1, total):.0%} of {show_size(total)}{left}"
+        speed = f"  {show_size(rate)}/s" if rate > 0 else ""
+        return f"{show_size(done)} of {show_size(total)}{speed}{left}"
 
 
-def _bar(doing: str, unit: str) -> Any:
+def _end(name: str, room: int) -> str:
+    """Return the end of a name, which tells tensors apart, in as many letters as there is room for."""
+    return name if len(name) <= room else f"…{name[len(name) - room + 1 :]}" if room > 1 else ""
+
+
+def _bar(doing: str) -> Any:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
-    amounts = (
-        [DownloadColumn(binary_units=True), TransferSpeedColumn()]
-        if unit == BYTES
-        else [MofNCompleteColumn(), TextColumn(unit)]
-    )
+    name = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     return Progress(
         TextColumn(doing),
-        BarColumn(bar_width=20),
-        *amounts,
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[name]}", table_column=None),
+        BarColumn(bar_width=BAR),
+        TextColumn("{task.fields[amounts]}", markup=False, table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[name]}", markup=False, table_column=name),
         console=Console(stderr=True),
+        expand=True,
     )
