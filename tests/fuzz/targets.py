@@ -30,8 +30,10 @@ from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.engine.changes import Change, Changes, read_changes
 from merganser.engine.disk import Disk
 from merganser.errors import CheckpointError, MerganserError
+from merganser.evaluate.models import Evaluation, Scores
 from merganser.evaluate.records import read_records
 from merganser.evaluate.search import Rung
+from merganser.evaluate.verdicts import Check
 from merganser.evolve import loading
 from merganser.evolve.intervals import Interval
 from merganser.evolve.irt.model import IRT
@@ -43,6 +45,8 @@ from merganser.library.expert_file import ExpertFile
 from merganser.library.library import Library
 from merganser.library.masks import MaskLibrary
 from merganser.report.directories import report
+from merganser.report.evaluations import fill_file
+from merganser.report.page import Page
 from merganser.tuning.autopilot.answers import AnswerJournal
 from merganser.tuning.autopilot.budgets import Budget, Meter
 from merganser.tuning.autopilot.decisions import Challenge, Decision
@@ -72,6 +76,13 @@ def weights(value: float = 1.0) -> dict[str, torch.Tensor]:
 def noted_changes() -> bytes:
     merged = Change("ties", 100, (0, 1), True, (50.0, 12.0, 1.0, 1.1, 0.2, 0.1, 0.3, 0.05, 0.1, 0.2))
     return Changes(("a", "b"), {"w": merged, "steps": Change("copied", 1, (0,))}).to_bytes()
+
+
+def evaluated() -> bytes:
+    checks = (Check("weights", "pass", "2 tensors, all finite"),)
+    scores = Scores(12.5, {"quiz": 0.75})
+    found = Evaluation("merged", "sound", checks, scores, {"a": Scores(14.0, {"quiz": 0.5})}, 1.5, {"quiz": 20})
+    return json.dumps(found.to_dict()).encode()
 
 
 def locked() -> dict[str, bytes]:
@@ -417,6 +428,7 @@ def all_targets() -> list[Target]:
                lambda d: Record.load(d / "p.safetensors")),
         Target("lock", locked(), ("out/merganser.lock.json",), read_locked),
         Target("changes", {"merganser-changes.json": noted_changes()}, ("merganser-changes.json",), read_changes),
+        Target("evaluation", {"e.json": evaluated()}, ("e.json",), lambda d: fill_file(Page("p"), d / "e.json", False)),
         Target("irt", {"irt.safetensors": irt}, ("irt.safetensors",), lambda d: IRT.load(d / "irt.safetensors")),
     ]  # fmt: skip
     return [Target(t.name, t.files, t.damaged, t.run, seeds.STORED.get(t.name, {}), t.may_leave) for t in found]

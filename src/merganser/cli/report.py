@@ -14,7 +14,9 @@ from merganser.cli.output import emit, say
 def command(
     directory: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="Output of merge, library, align, auto (OUT.auto), evolve, sweep or demo."),
+        typer.Argument(
+            metavar="DIR", help="Output of merge, library, align, auto (OUT.auto), evolve, sweep, evaluate or demo."
+        ),
     ],
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the page to this file; default: report.html in DIR.")
@@ -27,8 +29,8 @@ def command(
     One file with a summary, sortable tables and plots, which needs no network and no scripts.
 
     DIR is a merged checkpoint or adapter, an expert library, an alignment, the output of the demo, or a directory of
-    studies (*.sqlite) or sweep journals; you may also name one study or journal. A directory with several of these
-    becomes one page.
+    studies (*.sqlite), sweep journals or evaluations (evaluate --json, saved to a .json file); you may also name one
+    such file. A directory with several of these becomes one page.
     """
     from merganser.engine.directories import check_file
     from merganser.report.directories import report

@@ -10,7 +10,16 @@ from typing import Any
 
 from merganser.errors import InputError
 from merganser.library.manifest import FILE as LIBRARY
-from merganser.report import alignments, autopilots, checkpoints, demonstration, libraries, studies, sweeps
+from merganser.report import (
+    alignments,
+    autopilots,
+    checkpoints,
+    demonstration,
+    evaluations,
+    libraries,
+    studies,
+    sweeps,
+)
 from merganser.report.page import Page
 from merganser.report.tables import Link
 
@@ -44,14 +53,20 @@ STUDY = Kind("Study", "a study (*.sqlite)", studies.is_study, studies.fill)
 FILES = (
     STUDY,
     Kind("Sweep", "the journal of a sweep (*.sweep.jsonl)", sweeps.is_sweep, sweeps.fill),
+    Kind(
+        "Evaluation",
+        "the output of `merganser evaluate --json` (*.json)",
+        evaluations.is_evaluation,
+        evaluations.fill_file,
+    ),
 )
 
 
 def report(path: str | os.PathLike[str], *, check: bool = False) -> tuple[Page, list[dict[str, Any]]]:
-    """Build the page of a checkpoint, library, alignment, study or sweep, or of a directory with several.
+    """Build the page of a checkpoint, library, alignment, study, sweep or evaluation, or of a directory with several.
 
     Args:
-        path: The directory, or the file of one study or journal.
+        path: The directory, or the file of one study, journal or evaluation.
         check: Read every weight and look for NaN, infinite values and zeros.
 
     Returns:
@@ -121,6 +136,8 @@ def _brief(found: dict[str, Any]) -> str:
             return f"{found['verdict']}: {found['kept']}"
         case "study":
             return f"{found['trials']} trials{'' if found['ended'] else ', not ended'}"
+        case "evaluation":
+            return f"{found['model']} is {found['verdict']}"
         case "sweep":
             return f"{found['variants']} variants, best {found['best']}"
     made = f"merged by {found['methods']}; " if found["methods"] else ""
