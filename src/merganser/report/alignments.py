@@ -53,7 +53,10 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     page.heading("What moved")
     rows = [[name, atom.size, *(shares[name] for shares in moved)] for name, atom in symmetry.atoms.items()]
     names = summary.get("models") or [f"network {number}" for number in range(1, len(moved) + 1)]
-    page.add(Table(["permutation", "units", *names], rows, "Share of the units that moved"))
+    if any(share for _, _, *shares in rows for share in shares):
+        page.add(Table(["permutation", "units", *names], rows, "Share of the units that moved"))
+    else:
+        page.text(f"No unit moved in any of the {len(rows)} groups: the networks were in the same order already.")
     merged = next((path for path in (directory / "merged.safetensors", directory / "merged") if path.exists()), None)
     if merged is not None:
         page.heading("Their average")

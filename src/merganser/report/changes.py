@@ -147,7 +147,8 @@ def _distances(layers: Sequence[LayerChange], parents: Sequence[str]) -> str:
         if layer.to_base is not None:
             dots.append(Dot(layer.name, layer.to_base, series=len(parents)))
     legend = [*parents, *(["the base"] if any(layer.to_base is not None for layer in layers) else [])]
-    return dot_plot(dots, "distance of the result from each, in units of the norm before", legend=legend)
+    caption = "Distance of the result from the base and from each parent; 0.1 is a tenth of the layer's norm before."
+    return dot_plot(dots, "distance, in units of the norm before", legend=legend, caption=caption)
 
 
 def _shares(layers: Sequence[LayerChange], parents: Sequence[str]) -> str:

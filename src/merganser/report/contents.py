@@ -132,7 +132,7 @@ def facts(found: Contents) -> list[str]:
     lines = [
         f"{len(found.tensors)} tensors, {found.parameters:,} parameters, {found.nbytes / 2**20:,.1f} MiB ({dtypes})",
         *(f"{alias} is tied to {name}" for alias, name in found.aliases.items()),
-        f"fingerprint {found.fingerprint}",
+        f"fingerprint {found.fingerprint[:16]}",
     ]
     if any(tensor.not_finite is not None for tensor in found.tensors):
         bad = [f"{tensor.name} ({tensor.not_finite})" for tensor in found.tensors if tensor.not_finite]

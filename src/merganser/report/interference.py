@@ -182,7 +182,9 @@ def sti_chart(found: Survey) -> str:
         for name, block in zip(names, found.blocks, strict=True)
         for i, value in enumerate((block.sti, block.sti_after))
     ]
-    caption = "STI of each block before and after TSV-Merge orthogonalises the experts, on a logarithmic scale."
+    caption = "Singular task interference (STI) of each block before and after TSV-Merge, on a logarithmic scale."
+    if not any(block.sti_after > 0 for block in found.blocks):
+        caption += " After TSV-Merge it is 0 everywhere."
     return dot_plot(dots, "STI", legend=["before", "after TSV-Merge"], log=True, caption=caption)
 
 

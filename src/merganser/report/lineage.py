@@ -69,7 +69,7 @@ def draw(root: Ancestor) -> str:
     shape = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     label = html.escape(f"{root.label} descends from {len(nodes) - 1} models")
     return (
-        f'<div class="scroll"><svg class="family" {shape} role="img" aria-label="{label}">'
+        f'<div class="scroll" tabindex="0"><svg class="family" {shape} role="img" aria-label="{label}">'
         f"{''.join(lines)}{''.join(boxes)}</svg></div>"
     )
 

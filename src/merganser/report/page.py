@@ -25,8 +25,8 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; } h3 { font-
 section { margin-top: 3rem; border-top: 2px solid var(--line); } section > h2 { font-size: 1.35rem; margin-top: 1rem; }
 .up { float: right; margin: .3rem 0 0 1rem; font-size: .85rem; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-caption { text-align: left; padding: .3rem 0; color: var(--soft); }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin-bottom: 1rem; }
+caption { text-align: left; padding: .3rem 0; color: var(--soft); min-width: min(26rem, 88vw); }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th:first-child, td:first-child, .t { text-align: left; }
 .overview th, .overview td { text-align: left; vertical-align: top; padding: .25rem .4rem; }

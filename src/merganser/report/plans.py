@@ -65,11 +65,12 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     methods = ", ".join(f"{name} × {count}" for name, count in sorted(summary["methods"].items()))
     fetched: Mapping[str, int] = summary.get("download", {})
     each = ", ".join(f"{label}: {show_size(size)}" for label, size in fetched.items())
+    files = "1 file" if summary["shards"] == 1 else f"{summary['shards']} files"
     found = {
         "models": "\n         ".join(summary["models"]),
         "tensors": f"{summary['tensors']}: {methods}",
         "reads": show_size(summary["bytes_in"]) if "bytes_in" in summary else "",
-        "writes": f"{show_size(summary['bytes_out'])} in {summary['shards']} file(s)",
+        "writes": f"{show_size(summary['bytes_out'])} in {files}",
         "memory": f"at most {show_size(summary['memory_bound'])} besides mapped files"
         if "memory_bound" in summary
         else "",

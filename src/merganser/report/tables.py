@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -132,12 +133,16 @@ def terminal_width() -> int:
 
 
 def show(value: object) -> str:
-    """Return one value as text for people, numbers with thousands separators; empty for None."""
+    """Return one value as text for people, numbers with thousands separators; empty for None, a dash for
+    NaN.
+    """
     if value is None:
         return ""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, float):
+        if math.isnan(value):
+            return "–"
         if 1e3 <= abs(value) < 1e9:
             return f"{value:,.0f}"
         return f"{value:.3f}" if value == 0 or 1e-2 <= abs(value) < 1e3 else f"{value:.3g}"

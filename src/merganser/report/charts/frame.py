@@ -22,7 +22,7 @@ def frame(
     caption: str = "",
     height: float = 16,
     lines: str = "xy",
-    upright: bool = False,
+    upright: str = "",
     scale: tuple[str, str, bool] | None = None,
     labels: Sequence[tuple[float, float, str]] = (),
 ) -> str:
@@ -40,7 +40,7 @@ def frame(
         caption: A sentence below the chart.
         height: The height of the plotting area in rem.
         lines: The axes whose ticks have grid lines: `x`, `y`, both or none.
-        upright: Whether the labels of the horizontal axis are written upright.
+        upright: When the labels of the horizontal axis are written upright: `always`, on `narrow` pages, or never.
         scale: The ends of a scale of colours, and whether it has a colour for negative values.
         labels: Texts inside the plotting area with their places: percent from the left, percent from the top.
     """
@@ -57,7 +57,7 @@ def frame(
         f'<g class="grid">{grid}</g>{marks}</svg>',
         *(f'<span style="left:{a:.2f}%;top:{b:.2f}%">{html.escape(text)}</span>' for a, b, text in labels),
         "</div>",
-        f'<div class="xs{" upright" * upright}">' if xs else "",
+        f'<div class="xs{f" upright {upright}" if upright else ""}">' if xs else "",
         f"<i>{html.escape(max((t.text for t in xs), key=len, default=''))}</i>" if upright else "",
         *(f'<span style="left:{t.place:.2f}%">{html.escape(t.text)}</span>' for t in xs),
         "</div>" if xs else "",

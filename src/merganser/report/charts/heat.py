@@ -12,8 +12,8 @@ from merganser.report.tables import shorten
 #: Levels of a colour: cells of one level are one path, which keeps pages small.
 _LEVELS = 12
 _MOST_NAMES = 28
-#: Letters of column names that fit beside each other on a phone; longer ones are written upright.
-_ACROSS = 36
+#: Letters of column names that fit beside each other on a phone, and on a wide page; more are written upright.
+_ACROSS, _WIDE = 36, 96
 
 
 def heat_map(
@@ -64,6 +64,7 @@ def heat_map(
     least = -top if signed else bottom
     scale = f"Colours from {least:.3g} to {top:.3g}{', logarithmic' if log else ''}."
     marked = points or {}
+    letters = sum(len(tick.text) + 2 for tick in _names(columns))
     return frame(
         stretched + '<path fill="none" stroke="var(--line)" d="M0 0H100V100H0z"/>' + _points(marked),
         label=f"{height} by {width} values. {scale} {' '.join(marked)}".strip(),
@@ -71,7 +72,7 @@ def heat_map(
         ys=[Tick(100 - tick.place, tick.text) for tick in _names(rows)],
         x=x,
         y=y,
-        upright=sum(len(tick.text) + 2 for tick in _names(columns)) > _ACROSS,
+        upright="always" if letters > _WIDE else "narrow" if letters > _ACROSS else "",
         caption=f"{caption} {scale}".strip(),
         height=min(30.0, max(6.0, 1.5 * height)),
         lines="",

@@ -25,6 +25,8 @@ STYLE = """
 .plot .upright { height: auto; } .plot .upright i { visibility: hidden; }
 .plot .upright i, .plot .upright span { writing-mode: vertical-rl; font-style: normal; white-space: nowrap; }
 .plot .upright span { top: .3rem; }
+@media (min-width: 45rem) { .plot .narrow { height: 1.3rem; } .plot .narrow i { display: none; }
+  .plot .narrow span { writing-mode: horizontal-tb; top: 0; } }
 .ramp { display: flex; gap: .4rem; align-items: center; font-size: .8rem; font-variant-numeric: tabular-nums; }
 .ramp i { width: 7rem; height: .7rem; border: 1px solid var(--line);
   background: linear-gradient(90deg, transparent, var(--hot)); }
