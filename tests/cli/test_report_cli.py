@@ -24,6 +24,9 @@ def network():
 
 def score(weights, budget):
     return -float(sum(tensor.abs().sum() for tensor in weights.values())) + budget
+
+def constant(weights, budget):
+    return 0.5
 """
 
 
@@ -171,3 +174,33 @@ def test_what_is_not_known_is_said_with_what_was_looked_for(place):
         invoke("report", "begun")
     with pytest.raises(InputError, match="no directory"):
         invoke("report", "base", "--html", "nowhere/page.html")
+
+
+def test_an_evaluation_is_shown_alone_and_below_its_merge(place):
+    invoke("merge", recipe(place), "out")
+    told = invoke("evaluate", "out", "--json")
+    (place / "told.json").write_text(told)
+    [evaluation], page = found("told.json")
+    assert evaluation["kind"] == "evaluation"
+    assert evaluation["verdict"] == json.loads(told)["verdict"]
+    assert f"out is {evaluation['verdict']}." in page
+    assert ">Checks<" in page
+    (place / "out" / "evaluation.json").write_text(told)
+    both, page = found("out")
+    assert [each["kind"] for each in both] == ["merge", "evaluation"]
+    assert f"out is {evaluation['verdict']}" in page
+    (place / "told.json").write_text(told.replace('"scores": {', '"scores": {"tasks": 3, ', 1))
+    with pytest.raises(InputError, match=r"told\.json: not a result of `merganser evaluate --json`, or damaged"):
+        invoke("report", "told.json")
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_sentences_fit_the_terminal(place, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    said = [
+        invoke("inspect", "math", "code"),
+        invoke("inspect", "math", "code", "--base", "base"),
+        invoke("sweep", recipe(place), "--over", "scale=0.5,1", "--score", "users_scores:constant"),
+        invoke("evaluate", "math", "--parent", "base"),
+    ]
+    assert [line for text in said for line in text.splitlines() if len(line) > columns] == []

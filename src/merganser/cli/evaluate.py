@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from merganser.cli.options import Device, Json, Task
-from merganser.cli.output import emit, say
+from merganser.cli.output import emit, say, wrap
 from merganser.cli.progress import ProgressReporter
 
 
@@ -56,7 +56,7 @@ def command(
     if as_json:
         emit(found.to_dict())
     else:
-        say("\n\n".join([*(table.text() for table in tables(found)), *remarks(found)]))
+        say("\n\n".join([*(table.text() for table in tables(found)), *map(wrap, remarks(found))]))
     if html is not None:
         from merganser.report.page import Page
 

@@ -14,7 +14,7 @@ import typer
 from merganser.cli import report
 from merganser.cli.interrupts import explain_interrupt, left_in
 from merganser.cli.options import DryRun, Json, Overwrite, Ray, Resume, Task
-from merganser.cli.output import emit, say, wrote
+from merganser.cli.output import emit, say, wrap_lines, wrote
 from merganser.cli.progress import ProgressReporter
 from merganser.units import show_time
 
@@ -57,7 +57,7 @@ def run(
 
     loaded = load(run_file)
     for caution in loaded.cautions:
-        say(f"note: {caution}", sys.stderr)
+        say(wrap_lines(f"note: {caution}"), sys.stderr)
     if dry_run:
         _describe(loaded, as_json)
         return
@@ -236,11 +236,15 @@ def _describe(loaded: Any, as_json: bool) -> None:
     if as_json:
         emit(facts)
         return
-    say(f"searches  {', '.join(facts['variables'])}")
-    say(f"trials    {facts['trials']} by {facts['algorithm']}, {facts['items_per_trial']} items each")
+    say(wrap_lines(f"searches  {', '.join(facts['variables'])}"))
+    say(wrap_lines(f"trials    {facts['trials']} by {facts['algorithm']}, {facts['items_per_trial']} items each"))
     for name, task in facts["tasks"].items():
-        say(f"task      {name}: {task['pool']} items for fitness and calibration, {task['test']} for the test")
-        say(f"          {task['asked']} asked ({task['extractor']}), score by {task['estimator']}")
+        say(
+            wrap_lines(
+                f"task      {name}: {task['pool']} items for fitness and calibration, {task['test']} for the test"
+            )
+        )
+        say(wrap_lines(f"          {task['asked']} asked ({task['extractor']}), score by {task['estimator']}"))
 
 
 def _status(study: Study, as_json: bool) -> bool:
@@ -261,7 +265,7 @@ def _status(study: Study, as_json: bool) -> bool:
         shown = _named(facts["best"]) or "nothing yet"
         left = "" if facts["seconds_left"] is None else f", about {show_time(facts['seconds_left'])} left"
         state = ", ended" if study.ended else f", failed: {study.failure}" if study.failure else left
-        say(f"{facts['done']}/{facts['total']} trials, {facts['failed']} failed, best: {shown}{state}")
+        say(wrap_lines(f"{facts['done']}/{facts['total']} trials, {facts['failed']} failed, best: {shown}{state}"))
     return study.ended or study.failure is not None
 
 
@@ -289,24 +293,24 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
         return
     if not study.ended:
         tried, budget = len(study.trials()), study.design.search.trials
-        say(f"best so far, after {tried} of {budget} trials; resume the run for the rest")
+        say(wrap_lines(f"best so far, after {tried} of {budget} trials; resume the run for the rest"))
     for trial in winners:
-        say(f"trial {trial.generation}:{trial.position}  estimated {_named(trial.objectives)}")
+        say(wrap_lines(f"trial {trial.generation}:{trial.position}  estimated {_named(trial.objectives)}"))
         if intervals := unseen_intervals(study, trial.label):
-            say(f"  on unseen items: {_with_intervals(intervals)}")
+            say(wrap_lines(f"  on unseen items: {_with_intervals(intervals)}"))
         elif (error := study.test_error(trial)) is not None:
-            say(f"  on unseen items: failed: {error}")
+            say(wrap_lines(f"  on unseen items: failed: {error}"))
         for name, value in (trial.values or {}).items():
             say(f"  {name} = {value}")
     for label in endpoints:
-        say(f"{label} alone, on unseen items: {_with_intervals(unseen_intervals(study, label))}")
+        say(wrap_lines(f"{label} alone, on unseen items: {_with_intervals(unseen_intervals(study, label))}"))
     for label, error in untested.items():
-        say(f"{label} alone, on unseen items: failed: {error}")
+        say(wrap_lines(f"{label} alone, on unseen items: failed: {error}"))
     for sentence in (*verdicts.values(), *biases.values()):
-        say(sentence)
-    say(f"{study.cost().describe()}.")
+        say(wrap_lines(sentence))
+    say(wrap_lines(f"{study.cost().describe()}."))
     for reason, count in failed.most_common(3):
-        say(f"{count} of {len(study.trials())} trials failed: {reason}")
+        say(wrap_lines(f"{count} of {len(study.trials())} trials failed: {reason}"))
 
 
 def _with_intervals(intervals: Mapping[str, Interval]) -> str:

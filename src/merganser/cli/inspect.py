@@ -11,7 +11,7 @@ import typer
 
 from merganser.cli.naming import name_checkpoints
 from merganser.cli.options import Check, Json, RankFraction, Tensors
-from merganser.cli.output import emit, say, wrap
+from merganser.cli.output import emit, say, wrap, wrap_lines
 from merganser.cli.progress import ProgressReporter
 from merganser.report.collapsing import collapse_table
 
@@ -94,7 +94,7 @@ def _contents(named: Mapping[str, str], html: Path | None, tensors: bool, check:
     if apart is not None:
         say(apart.text())
     if difference:
-        say(f"not compared: {difference}")
+        say(wrap_lines(f"not compared: {difference}"))
     if html is not None:
         say(f"wrote {html}")
 
@@ -104,7 +104,7 @@ def _show_contents(found: Contents, tensors: bool) -> None:
 
     say(found.label)
     for line in facts(found):
-        say(f"  {line}")
+        say(wrap(f"  {line}", "    "))
     table = collapse_table(tensors_table(found)) if tensors else blocks_table(found)
     say(f"\n{table.text()}\n")
 
@@ -178,7 +178,7 @@ def _write_page(source: Library | str, experts: Mapping[str, str] | None, found:
         overlap = HeatMap(matrix.name, rank, similarity(source, experts, matrix.name, rank)[0])
     label = source if isinstance(source, str) else source.path
     intro = [f"{', '.join(found.experts)}; base {label}", *left_out(found), *sampled(found)]
-    page = Page("Survey between experts", ". ".join(intro) + ".")
+    page = Page("Interference of experts", ". ".join(intro) + ".")
     fill(page, found, overlap)
     page.write(html)
 
@@ -190,7 +190,7 @@ def _show_interference(found: Survey, tensors: bool) -> None:
     if len(found.experts) > 1:
         shown = [block_table(found), cosine_table(found), *shown]
     for line in (*left_out(found), *(f"{each} (--layers 0 measures all)" for each in sampled(found))):
-        say(line)
+        say(wrap(line))
     if not found.matrices:
         say("no matrix differs from the base: nothing can interfere")
         return

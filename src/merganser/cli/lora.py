@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from merganser.cli.options import Base, Json, LowRankOnly, Out, Overwrite, Seed
-from merganser.cli.output import emit, say
+from merganser.cli.output import emit, say, wrap_lines
 from merganser.cli.progress import ProgressReporter
 
 if TYPE_CHECKING:
@@ -127,12 +127,17 @@ def show_report(report: AdapterReport, as_json: bool) -> None:
     if as_json:
         emit({"event": "done", **report.to_dict()})
         return
-    say(f"wrote {report.path}: rank {report.rank}, {report.modules} modules, {report.energy:.1%} of the energy")
+    say(
+        wrap_lines(
+            f"wrote {report.path}: rank {report.rank}, {report.modules} modules, {report.energy:.1%} of the energy"
+        )
+    )
     say(f"residual over all tensors: {report.residual:.2e}")
     for note in report.notes:
-        say(note)
+        say(wrap_lines(note))
     if report.whole:
-        say(f"{len(report.whole)} tensors are saved whole, such as {report.whole[0]!r}: PEFT loads them, vLLM does not")
+        kept = f"{len(report.whole)} tensors are saved whole, such as {report.whole[0]!r}"
+        say(wrap_lines(f"{kept}: PEFT loads them, vLLM does not"))
     if report.left_out:
         shown = ", ".join(report.left_out[:5]) + (" …" if len(report.left_out) > 5 else "")
-        say(f"left out: {len(report.left_out)} tensors that changed: {shown}")
+        say(wrap_lines(f"left out: {len(report.left_out)} tensors that changed: {shown}"))

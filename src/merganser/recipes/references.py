@@ -26,6 +26,8 @@ def places(reference: str, root: Path | None) -> str:
     """Return where a missing path was looked for, for a message."""
     if Path(reference).is_absolute() or root is None:
         return ""
+    if root.resolve() == Path.cwd():
+        return f" (looked in {Path.cwd()})"
     return f" (looked beside the recipe in {root.resolve()}, then in the working directory {Path.cwd()})"
 
 
