@@ -5,16 +5,16 @@ import { number } from "./format.js";
 export const SERIES = ["var(--s0)", "var(--s1)", "var(--s2)", "var(--s3)", "var(--s4)", "var(--s5)"];
 const H = 240, L = 64, R = 12, T = 10, B = 34;
 
-/** The width of a drawing: that of a phone, so that letters stay legible, or more. */
+/** The width of a drawing, that of its place, so that letters have one size everywhere; and the place. */
 function useWidth() {
-  const measure = () => (innerWidth < 760 ? Math.max(280, innerWidth - 60) : 640);
-  const [width, set] = useState(measure);
+  const place = useRef();
+  const [width, set] = useState(640);
   useEffect(() => {
-    const change = () => set(measure());
-    addEventListener("resize", change);
-    return () => removeEventListener("resize", change);
+    const watcher = new ResizeObserver(([entry]) => set(Math.max(280, Math.min(860, Math.floor(entry.contentRect.width)))));
+    watcher.observe(place.current);
+    return () => watcher.disconnect();
   }, []);
-  return width;
+  return [width, place];
 }
 const ticks = (low, high, want = 5, whole = false) => {
   if (!(high > low)) return [low];
@@ -35,7 +35,7 @@ const extent = (values, pad = 0.04) => {
 
 /** Lines and points: `series` of `{name, x, y, dots, line, dashed}`; `mark` draws an upright line. */
 export function Chart({ series, x = "", y = "", title, mark, format = (v) => number(v, 4) }) {
-  const W = useWidth();
+  const [W, place] = useWidth();
   const [near, set] = useState(null);
   const shown = series.filter((s) => s.y.length);
   const [x0, x1] = extent(shown.flatMap((s) => s.x), 0), [y0, y1] = extent(shown.flatMap((s) => s.y));
@@ -50,7 +50,7 @@ export function Chart({ series, x = "", y = "", title, mark, format = (v) => num
   };
   const color = (s, i) => s.color ?? SERIES[i % SERIES.length];
   return (
-    <figure class="chart">
+    <figure class="chart" ref={place}>
       <svg viewBox={`0 0 ${W} ${H}`} role="img" aria-label={`${title}. ${shown.map((s) => `${s.name}: ${s.y.length} points`).join("; ")}`} onMouseMove={move} onMouseLeave={() => set(null)}>
         {ticks(y0, y1, 4).map((v) => <g key={v}><line class="grid" x1={L} x2={W - R} y1={py(v)} y2={py(v)} /><text x={L - 8} y={py(v) + 4} text-anchor="end">{format(v)}</text></g>)}
         {ticks(x0, x1, W < 500 ? 4 : 7, shown.every((s) => s.x.every(Number.isInteger))).map((v) => <text key={v} x={px(v)} y={H - B + 16} text-anchor="middle">{number(v, 4)}</text>)}
@@ -80,7 +80,7 @@ const isDark = () => getComputedStyle(document.documentElement).getPropertyValue
 
 /** A matrix in colour. Arrow keys walk over it, Enter or a click picks a cell. `values[row][column]` may be null. */
 export function HeatMap({ values, rows, columns, title, low, high, onPick, format = (v) => number(v, 3), cell = 14, labels = true, square = false, log = false }) {
-  const room = useWidth();
+  const [room, place] = useWidth();
   const canvas = useRef();
   const [at, set] = useState(null);
   const flat = values.flat().filter((v) => v != null && Number.isFinite(v));
@@ -120,7 +120,7 @@ export function HeatMap({ values, rows, columns, title, low, high, onPick, forma
   };
   const told = at && `${rows[at[0]]} · ${columns[at[1]]}: ${values[at[0]]?.[at[1]] == null ? "none" : format(values[at[0]][at[1]])}`;
   return (
-    <figure class="chart heat">
+    <figure class="chart heat" ref={place}>
       <div class="scroll">
         <div class="heat-grid" style={{ gridTemplateColumns: `max-content ${wide * w}px` }}>
           {labels && <div class="heat-rows" style={{ lineHeight: `${h}px` }}>{rows.map((r, i) => <span key={r} style={{ height: `${h}px` }}>{h >= 10 || i % Math.ceil(10 / h) === 0 ? r : ""}</span>)}</div>}
@@ -145,7 +145,7 @@ const shorten = (text, most) => (text.length > most ? `…${text.slice(1 - most)
 
 /** Parallel coordinates, one line a trial, coloured by its score. */
 export function Parallel({ names, rows, scores, title }) {
-  const W = useWidth();
+  const [W, place] = useWidth();
   const order = scores.map((s, i) => [s, i]).sort((a, b) => a[0] - b[0]);
   const axes = names.map((n, k) => {
     const values = rows.map((r) => r[k]);
@@ -156,7 +156,7 @@ export function Parallel({ names, rows, scores, title }) {
   const px = (k) => 60 + (names.length === 1 ? (W - 120) / 2 : (k / (names.length - 1)) * (W - 120)), py = (t) => 26 + t * 170;
   const least = Math.min(...scores), span = Math.max(...scores) - least || 1;
   return (
-    <figure class="chart">
+    <figure class="chart" ref={place}>
       <svg viewBox={`0 0 ${W} 232`} role="img" aria-label={title}>
         {order.map(([s, i]) => <polyline key={i} class="thin" style={{ stroke: `color-mix(in oklab, var(--s0) ${Math.round(100 * (s - least) / span)}%, var(--line))`, strokeWidth: s === least + span ? 3 : 1.2 }} points={names.map((_, k) => `${px(k)},${py(axes[k].at(rows[i][k]))}`).join(" ")} />)}
         {names.map((n, k) => <g key={n}><line class="grid" x1={px(k)} x2={px(k)} y1={26} y2={196} /><text x={px(k)} y={16} text-anchor="middle">{axes[k].high}</text><text x={px(k)} y={212} text-anchor="middle">{axes[k].low}</text><text x={px(k)} y={228} text-anchor="middle" class="axis">{shorten(n, Math.max(6, Math.floor(W / names.length / 8)))}</text></g>)}

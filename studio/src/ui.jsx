@@ -67,6 +67,8 @@ let asked;
 /** What is in the folder, asked for once, and again by `refreshHome`. */
 export const refreshHome = () => (asked = get("/api/home"));
 export const home = () => (asked ?? refreshHome()).catch((error) => { asked = undefined; throw error; });
+/** The base and its fine-tunes in the folder, as far as the weights tell. */
+export const family = () => get("/api/family");
 export function useItems(...kinds) {
   const [items, set] = useState([]);
   useEffect(() => {

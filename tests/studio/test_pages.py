@@ -22,7 +22,7 @@ SCREENS = {
     "checkpoint?path=math": "Layer map",
     "checkpoint?path=base&other=math": "Where they differ",
     "recipe?path=recipe.yml": "at most",
-    "recipe?path=kit.yml": "mergekit's dialect",
+    "recipe?path=kit.yml": "Translated from mergekit",
     "mixer": "tensors merged again",
     "compare": "Ask all",
     "interference": "Measure",
@@ -141,6 +141,35 @@ def test_the_mixer_follows_a_slider_and_pins(server, visit):
     page.get_by_role("button", name="To a recipe").click()
     page.get_by_text("task_arithmetic × ").wait_for()
     assert "weight: 1.5" in page.get_by_label("Recipe as YAML").input_value()
+
+
+def test_a_recipe_of_mergekit_opens_in_the_mixer_with_its_own_numbers(server, visit):
+    page = visit(server)
+    page.get_by_role("link", name="Write a recipe").click()
+    models = "models:\n  - {model: ./math, parameters: {weight: 0.7, density: 0.6}}\n"
+    written = f"merge_method: ties\nbase_model: ./base\n{models}"
+    page.get_by_label("Recipe as YAML").fill(written + "  - {model: ./code, parameters: {weight: 0.2}}\n")
+    page.get_by_text("Translated from mergekit").wait_for()
+    page.get_by_role("button", name="Open in the mixer").click()
+    page.get_by_text("tensors merged again").first.wait_for()
+    assert page.get_by_label("Base").input_value() == "base"
+    weights = page.get_by_label("weight, number")
+    assert [weights.nth(i).input_value() for i in range(2)] == ["0.7", "0.2"]
+
+
+def test_a_way_downhill_has_no_barrier(server, visit):
+    page = visit(server)
+    show(page, "landscape")
+    page.get_by_label("Points, number").fill("3")
+    page.get_by_label("From").select_option("base")
+    page.get_by_label("To", exact=True).select_option("math")
+    with page.expect_response(lambda r: r.url.endswith("/api/play")) as answer:
+        page.get_by_role("button", name="Draw the line").click()
+    page.get_by_text("Barrier to math").wait_for()
+    events = [json.loads(line[6:]) for line in answer.value.text().split("\n\n") if line.startswith("data: ")]
+    first, middle, last = (e["loss"] for e in events if e["event"] == "loss")
+    rises = middle > (first + last) / 2
+    assert page.get_by_text("the loss rises up to" if rises else "none, the loss stays below").is_visible()
 
 
 def test_the_form_and_the_text_of_a_recipe_follow_each_other(server, visit):

@@ -28,11 +28,10 @@ def test_it_says_what_transformers_says_of_the_merged_checkpoint(client, folder,
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "out")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / "out").float()
     ids = tokenizer(PROMPT["text"], return_tensors="pt")["input_ids"]
-    expected = tokenizer.decode(
-        model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :], skip_special_tokens=True
-    )
+    written = model.generate(ids, max_new_tokens=6, do_sample=False)
+    before, whole = (tokenizer.decode(each[0], skip_special_tokens=True) for each in (ids, written))
     found = events(client.post("/api/play", json={"documents": [MIX], "prompt": PROMPT}))
-    assert said(found) == expected
+    assert before + said(found) == whole
 
 
 def test_only_what_changed_is_merged_again(client):
@@ -168,3 +167,20 @@ def test_questions_that_cannot_be_asked_say_why(client, folder, text, kind, mess
     assert message in error["message"]
     outside = {"documents": [MIX], "questions": {"path": "../odd.jsonl"}}
     assert client.post("/api/play", json=outside).status_code == 403
+
+
+class Pieced:
+    """A tokenizer whose tokens lose their leading space when they are decoded alone."""
+
+    words = ("▁Once", "▁upon", "\u00c3", "\u00a9")
+
+    def decode(self, ids):
+        whole = "".join(self.words[i] for i in ids).replace("\u00c3\u00a9", "é").replace("\u00c3", "\ufffd")
+        return whole.replace("▁", " ").removeprefix(" ")
+
+
+def test_tokens_keep_their_spaces_and_characters_their_bytes():
+    from merganser.studio.player import _pieces
+
+    assert _pieces(Pieced(), [0, 1, 2, 3]) == ["Once", " upon", "", "é"]
+    assert _pieces(Pieced(), []) == []

@@ -16,6 +16,7 @@ from merganser.studio import results, views
 from merganser.studio.bodies import JobBody, OverlapBody, PlayBody, RecipeBody, RouteBody, SaveBody, VerdictBody
 from merganser.studio.commands import build_command
 from merganser.studio.discovery import discover
+from merganser.studio.families import find_family
 from merganser.studio.gate import Gate
 from merganser.studio.jobs import Jobs
 from merganser.studio.machine import describe_machine
@@ -42,6 +43,7 @@ class Studio:
         """Return method, path and handler of everything that can be asked."""
         return [
             ("GET", "/api/home", self.home),
+            ("GET", "/api/family", self.family),
             ("GET", "/api/checkpoint", self.checkpoint),
             ("GET", "/api/difference", self.difference),
             ("GET", "/api/methods", self.methods),
@@ -64,6 +66,7 @@ class Studio:
             ("GET", "/api/study", self.study),
             ("GET", "/api/study/watch", self.watch_study),
             ("GET", "/api/library", self.library),
+            ("GET", "/api/library/budgets", self.budgets),
             ("POST", "/api/route", self.route),
             ("GET", "/{name:path}", self.page),
         ]
@@ -73,6 +76,9 @@ class Studio:
         machine, live = describe_machine(self._roots.home), self._player.describe()
         jobs = self._jobs.list(8)
         return {"root": str(self._roots.home), "items": items, "jobs": jobs, "machine": machine, "live": live}
+
+    def family(self) -> Any:
+        return find_family(self._roots, discover(self._roots))
 
     def checkpoint(self, path: str) -> Any:
         return views.show_checkpoint(self._roots, path)
@@ -154,6 +160,9 @@ class Studio:
 
     def library(self, path: str) -> Any:
         return results.show_library(self._roots, path)
+
+    def budgets(self, path: str) -> Any:
+        return results.show_budgets(self._roots, path)
 
     def route(self, body: RouteBody) -> Any:
         return self._routes.route(body.path, body.text)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from merganser.checkpoints.safetensors_file import DTYPES
+from merganser.engine.origin import LOCK_FILE
 from merganser.strict_json import parse_json, read_json
 from merganser.studio.questions import guess_kind
 from merganser.studio.roots import Outside, Roots
@@ -48,7 +50,8 @@ def _walk(roots: Roots, directory: Path, depth: int) -> Iterator[Item]:
     kind = _directory_kind(files)
     if kind is not None:
         weights = [path for name, path in files.items() if name.endswith(_WEIGHTS)]
-        yield _item(roots, kind, directory, weights or list(files.values()), files)
+        within = _files_within(directory) if kind == "library" else []
+        yield _item(roots, kind, directory, within or weights or list(files.values()), files)
     for name, path in files.items():
         if (file_kind := _file_kind(path, kind)) is not None:
             yield _item(roots, file_kind, path, [path], {name: path})
@@ -56,6 +59,11 @@ def _walk(roots: Roots, directory: Path, depth: int) -> Iterator[Item]:
         for entry in inside:
             if entry.is_dir() and not entry.name.endswith(".partial"):
                 yield from _walk(roots, Path(entry.path), depth - 1)
+
+
+def _files_within(directory: Path) -> list[Path]:
+    """Return the files of a directory and of those inside it; links to directories are not followed."""
+    return [Path(place, name) for place, _, names in os.walk(directory) for name in names]
 
 
 def _allowed(roots: Roots, entry: os.DirEntry[str]) -> bool:
@@ -116,7 +124,7 @@ def _item(roots: Roots, kind: str, path: Path, counted: list[Path], files: dict[
 
 def _facts(kind: str, counted: list[Path], files: dict[str, Path]) -> dict[str, Any]:
     if kind in ("checkpoint", "adapter"):
-        return _weights(counted) | _config(files.get("config.json"))
+        return _weights(counted) | _config(files.get("config.json")) | ({"merged": True} if LOCK_FILE in files else {})
     if kind == "questions":
         return {"kind": guess_kind(counted[0])}
     if kind == "library" and "library.json" in files:
@@ -146,7 +154,8 @@ def _weights(files: list[Path]) -> dict[str, Any]:
             shape = entry.get("shape") if name != "__metadata__" and isinstance(entry, dict) else None
             if isinstance(shape, list) and all(isinstance(size, int) for size in shape):
                 parameters += math.prod(shape)
-                dtypes.add(str(entry.get("dtype")))
+                code = str(entry.get("dtype"))
+                dtypes.add(DTYPES.get(code, code))
     return {"parameters": parameters, "dtypes": sorted(dtypes)} if dtypes else {}
 
 

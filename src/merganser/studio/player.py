@@ -6,6 +6,7 @@ module, of which only the tensors that differ from the last one are computed.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -260,7 +261,7 @@ class Player:
         with torch.inference_mode():
             logits = self._now.live.module(ids).logits[0, :-1].float().log_softmax(-1)
         chosen = [None, *logits.gather(1, ids[0, 1:, None])[:, 0].tolist()][len(before) :]
-        return [[tokenizer.decode([token]), value] for token, value in zip(own, chosen, strict=True)]
+        return [[piece, value] for piece, value in zip(_pieces(tokenizer, own), chosen, strict=True)]
 
 
 class _Decoding:
@@ -276,8 +277,8 @@ class _Decoding:
         ids = _encode(now.tokenizer, prompt)
         self._next = torch.tensor([ids], device=next(now.live.module.parameters()).device)
         self._cache: Any = None
-        self._written: list[int] = []
-        self._shown = ""
+        self._ids = ids
+        self._shown = str(now.tokenizer.decode(ids, skip_special_tokens=True))
         ends = getattr(getattr(now.live.module, "generation_config", None), "eos_token_id", None)
         self._ends = {now.tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
 
@@ -295,13 +296,20 @@ class _Decoding:
                 token = int(logits.argmax())
         if token in self._ends:
             return None
-        self._written.append(token)
+        self._ids.append(token)
         self._next = torch.tensor([[token]], device=self._next.device)
-        text = str(self._tokenizer.decode(self._written, skip_special_tokens=True))
+        text = str(self._tokenizer.decode(self._ids, skip_special_tokens=True))
         if text.endswith("\ufffd"):  # an incomplete character
             return ""
         new, self._shown = text[len(self._shown) :], text
         return new
+
+
+def _pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Return what every token adds to a text. Decoded alone, tokens of some tokenizers lose their leading space."""
+    texts = ["", *(str(tokenizer.decode(ids[: end + 1])) for end in range(len(ids)))]
+    complete = [text.rstrip("\ufffd") for text in texts]
+    return [now[len(before) :] for before, now in itertools.pairwise(complete)]
 
 
 def _encode(tokenizer: Any, prompt: Prompt) -> list[int]:

@@ -80,9 +80,7 @@ def open_library(roots: Roots, path: str) -> Library:
 
 
 def show_library(roots: Roots, path: str) -> dict[str, Any]:
-    """Return the experts of a library, and what they would keep at smaller budgets."""
-    from merganser.library.budgets import predict_budgets
-
+    """Return the base and the experts of a library."""
     library = open_library(roots, path)
     size, records = library.size(), library.manifest.experts
     return {
@@ -96,8 +94,14 @@ def show_library(roots: Roots, path: str) -> dict[str, Any]:
             {"name": name, "bytes": record.nbytes, "energy": record.energy, "source": record.source}
             for name, record in records.items()
         ],
-        "budgets": predict_budgets(library),
     }
+
+
+def show_budgets(roots: Roots, path: str) -> list[dict[str, Any]]:
+    """Return what the experts of a library would keep at smaller budgets; this reads all of their factors."""
+    from merganser.library.budgets import predict_budgets
+
+    return predict_budgets(open_library(roots, path))
 
 
 def show_overlap(roots: Roots, base: str, experts: Mapping[str, str], matrix: str) -> dict[str, Any]:

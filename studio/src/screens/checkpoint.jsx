@@ -9,7 +9,7 @@ export function Checkpoint({ path, other }) {
   const { data, error } = useGet(path && query("/api/checkpoint", { path }));
   return (
     <>
-      <div class="head"><div><h1>{path ?? "Checkpoint"}</h1></div>
+      <div class="head"><div><h1>{path ? other ? `${path} and ${other}` : path : "Checkpoint"}</h1></div>
         <div class="row"><Select label="Checkpoint" value={path} empty="Choose…" options={models.map((m) => m.path)} onInput={(p) => go("checkpoint", { path: p })} />
           {path && <Select label="Compare with" value={other} empty="Nothing" options={models.map((m) => m.path).filter((p) => p !== path)} onInput={(p) => go("checkpoint", p ? { path, other: p } : { path })} />}</div></div>
       <Failure error={error} />
@@ -28,6 +28,7 @@ export function grid(tensors, value) {
   const at = (l, k) => cells.get(`${l}|${k}`);
   return { layers, kinds, at, values: layers.map((l) => kinds.map((k) => (at(l, k) ? value(at(l, k)) : null))), rest: tensors.filter((t) => !place(t.name)[0]) };
 }
+const sizes = (shape) => shape.map((n) => n.toLocaleString("en")).join(" × ") || "scalar";
 const short = (layers) => layers.map((l) => l.split(".").pop());
 
 function Contents({ data, path }) {
@@ -39,16 +40,16 @@ function Contents({ data, path }) {
         <div class="tile"><span class="muted">Parameters</span><strong>{count(data.parameters)}</strong></div>
         <div class="tile"><span class="muted">Size</span><strong>{bytes(data.nbytes)}</strong></div>
         <div class="tile"><span class="muted">Tensors</span><strong>{data.tensors.length}</strong></div>
-        <div class="tile"><span class="muted">Numbers</span><strong>{Object.entries(data.dtypes).map(([d, n]) => Object.keys(data.dtypes).length > 1 ? `${d} ${percent(n / data.parameters)}` : d).join(", ")}</strong></div>
+        <div class="tile"><span class="muted">Dtype</span><strong>{Object.entries(data.dtypes).map(([d, n]) => Object.keys(data.dtypes).length > 1 ? `${d} ${percent(n / data.parameters)}` : d).join(", ")}</strong></div>
       </div>
       <Health data={data} path={path} />
       {layers.length > 0 && <Card title="Layer map">
         <HeatMap title="Bytes of every tensor, layers downwards" rows={short(layers)} columns={kinds} values={values} format={bytes} onPick={(i, j) => pick(at(layers[i], kinds[j]))} />
-        {picked && <p><code>{picked.name}</code> {picked.shape.join(" × ")}, {picked.dtype}, {bytes(picked.nbytes)}</p>}
+        {picked && <p><code>{picked.name}</code> {sizes(picked.shape)}, {picked.dtype}, {bytes(picked.nbytes)}</p>}
       </Card>}
       {data.recipe && <Card title="Made by" actions={<Button onClick={() => { keep("draft", { text: data.recipe }); go("recipe"); }}>Open as a recipe</Button>}><pre>{data.recipe}</pre></Card>}
       <Card title={layers.length ? "Outside the layers" : "Tensors"}>
-        <Table caption="Tensors" columns={["tensor", "shape", "dtype", "size"]} rows={rest.map((t) => [t.name, t.shape.join(" × "), t.dtype, cell(t.nbytes, bytes(t.nbytes))])} />
+        <Table caption="Tensors" columns={["tensor", "shape", "dtype", "size"]} rows={rest.map((t) => [t.name, sizes(t.shape), t.dtype, cell(t.nbytes, bytes(t.nbytes))])} />
       </Card>
       {Object.keys(data.config).length > 0 && <Card title="Config"><Table caption="Config" columns={["key", "value"]} rows={Object.entries(data.config).map(([k, v]) => [k, String(v)])} /></Card>}
     </>
@@ -69,10 +70,10 @@ function Health({ data, path }) {
   return (
     <Card title="Health" actions={<Button disabled={job?.status === "running"} onClick={() => post("/api/jobs", { kind: "check", values: { path } }).then(reload, fail)}>Read every weight</Button>}>
       <ul class="plain">
-        {data.checks.map((c) => <li key={c.check}><Badge kind={c.holds ? "good" : "bad"}>{c.holds ? "holds" : "does not hold"}</Badge> {c.check}</li>)}
+        {data.checks.map((c) => <li key={c.check}><Badge kind={c.holds ? "good" : "bad"}>{c.holds ? "OK" : "failed"}</Badge> {c.check}</li>)}
         {Object.entries(data.aliases).map(([a, b]) => <li key={a}><Badge>tied</Badge> {a} is {b}</li>)}
         {job && !found && <li><Badge kind="info">{job.status}</Badge> reading every weight</li>}
-        {bad && (bad.length ? bad.map((t) => <li key={t.name}><Badge kind="bad">not finite</Badge> {t.name}: {t.not_finite} values</li>) : <li><Badge kind="good">holds</Badge> every value is finite</li>)}
+        {bad && (bad.length ? bad.map((t) => <li key={t.name}><Badge kind="bad">not finite</Badge> {t.name}: {t.not_finite} values</li>) : <li><Badge kind="good">OK</Badge> every value is finite</li>)}
       </ul>
       <p class="muted">fingerprint <code>{data.fingerprint.slice(0, 16)}</code></p>
       <Failure error={error} />
@@ -109,7 +110,7 @@ function Difference({ first, second }) {
       </Card>}
       <Card title="Tensors">
         <Table caption="Tensors by distance" columns={["tensor", "distance", "cosine", "entries changed"]}
-          rows={[...tensors].sort((a, b) => (b.distance ?? 0) - (a.distance ?? 0)).slice(0, 60).map((t) => [t.name, cell(t.distance ?? 0, percent(t.distance, 2)), cell(t.cosine ?? 0, number(t.cosine, 5)), cell(t.changed, percent(t.changed, 1))])} />
+          rows={[...tensors].sort((a, b) => (b.distance ?? 0) - (a.distance ?? 0)).slice(0, 60).map((t) => [t.name, cell(t.distance ?? 0, percent(t.distance, 2)), cell(t.cosine ?? 0, t.cosine == null ? "–" : t.cosine.toFixed(5)), cell(t.changed, percent(t.changed, 1))])} />
       </Card>
     </>
   );

@@ -64,7 +64,7 @@ function Side({ items, chosen, choose, pins, prompt }) {
           <p class="said">{found[i]?.text}{play.running && !found[i]?.done && <span class="caret" aria-hidden="true" />}</p>
           {found[i]?.tokens && <details open={!blind}><summary>{i === 0 ? "How sure it is of its own words" : `The words of ${blind && !voted ? "model 1" : order[0].label}, by this model`}</summary>
             <p class="tokens">{found[i].tokens.map(([t, p], k) => <Token key={k} text={t} own={p} first={i ? reference?.[k]?.[1] : undefined} />)}</p>
-            <p class="muted">mean log-probability {number(mean(found[i].tokens))}{i > 0 && reference ? `, ${signed(mean(found[i].tokens) - mean(reference))} against the first` : ""}</p></details>}
+            <p class="muted">mean log-probability {signed(mean(found[i].tokens))} nats per token{i > 0 && reference ? `, ${signed(mean(found[i].tokens) - mean(reference))} compared with ${blind && !voted ? "model 1" : order[0].label}` : ""}</p></details>}
           {found[i]?.classes && <ul class="plain">{found[i].classes.slice(0, 5).map(([c, p]) => <li key={c} class="bar-row"><span>{c}</span><span class="bar"><i style={{ width: `${100 * p}%` }} /></span><span class="num">{number(p)}</span></li>)}</ul>}
           <Scored score={found[i]?.score} />
           {i > 0 && (!blind || voted) && <Verdict left={found[i]?.score} right={found[0]?.score} names={[m.label, order[0].label]} />}
@@ -77,7 +77,7 @@ function Side({ items, chosen, choose, pins, prompt }) {
   );
 }
 const mean = (tokens) => { const v = tokens.map((t) => t[1]).filter((x) => x != null); return v.reduce((a, b) => a + b, 0) / Math.max(1, v.length); };
-const signed = (x) => `${x >= 0 ? "+" : ""}${number(x)}`;
+const signed = (x) => `${x >= 0 ? "+" : "−"}${number(Math.abs(x))}`;
 
 /** Underlined the more, the less a model expects a token (or the less than the first model does). */
 const Token = ({ text, own, first }) => {
@@ -135,7 +135,7 @@ function Grid({ items, prompt }) {
         <Picker label="Models" items={items.filter((i) => i.path !== given.base)} chosen={given.models} onInput={(models) => put({ models })} />
         <div class="row"><Select label="Across" value={given.x} empty="Choose…" options={names} onInput={(x) => put({ x })} /><TextField label="Values across" value={given.xs} onInput={(v) => put({ xs: v })} />
           <Select label="Down" value={given.y} empty="Choose…" options={names} onInput={(y) => put({ y })} /><TextField label="Values down" value={given.ys} onInput={(v) => put({ ys: v })} /></div>
-        <div class="row"><Button kind="primary" disabled={!ready} onClick={run}>Fill the grid</Button>{play.running && <Button onClick={play.stop}>Stop</Button>}</div>
+        <div class="row"><Button kind="primary" disabled={!ready} onClick={run}>Fill the grid</Button>{!ready && <p class="muted">Choose models{method?.needs === "required" ? ", a base" : ""} and two different parameters.</p>}{play.running && <Button onClick={play.stop}>Stop</Button>}</div>
         <Failure error={play.error} />
       </Card>
       {shown && <Card title="What each says">

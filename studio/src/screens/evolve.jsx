@@ -11,11 +11,11 @@ export function Evolve({ path }) {
   const [run, setRun] = useState(path && !study ? path : "");
   return (
     <>
-      <div class="head"><div><h1>Evolve</h1><p class="muted">Searches for the weights of a merge, as they run.</p></div>
+      <div class="head"><div><h1>Evolve</h1><p class="muted">Search for the weights of a merge, and follow the trials as they run.</p></div>
         <Select label="Study" value={study} empty="Choose…" options={studies.map((s) => s.path)} onInput={(p) => go("evolve", { path: p })} /></div>
-      {runs.length > 0 && <Card title="Start a search"><div class="row end"><Select label="Search plan" value={run} empty="Choose…" options={runs.map((r) => r.path)} onInput={setRun} />
+      {runs.length > 0 && <Card title="Start a search"><div class="row end"><Select label="Run file" value={run} empty="Choose…" options={runs.map((r) => r.path)} onInput={setRun} />
         <Button kind="primary" disabled={!run} onClick={() => { fail(); post("/api/jobs", { kind: "evolve", values: { path: run } }).then((j) => go("jobs", { id: j.id }), fail); }}>Run</Button></div><Failure error={error} /></Card>}
-      {study ? <Study path={study} /> : !studies.length && <Note>No studies in this folder. A search plan is a YAML file for <code>merganser evolve run</code>; put one here and start it.</Note>}
+      {study ? <Study path={study} /> : !studies.length && <Note>No studies in this folder. Write a run file with <code>merganser evolve init</code>, put it into this folder and start it here.</Note>}
     </>
   );
 }
@@ -40,7 +40,7 @@ function Study({ path }) {
       </div>
       {s.failure && <Note kind="bad">{s.failure}</Note>}
       {valid.length > 0 && <>
-        <Card title={s.winners.length > 1 ? "Front" : "Winner"}>
+        <Card title={s.winners.length > 1 ? "Front" : s.ended ? "Winner" : "Best so far"}>
           {s.winners.map((w) => (
             <div key={w.label} class="winner">
               <p><Badge kind="good">trial {w.place}</Badge> estimated {names.map((n) => `${n} ${number(w.objectives[n], 4)}`).join(", ")}</p>

@@ -8,7 +8,7 @@ const KINDS = [
   ["recipe", "Recipes", "recipe"],
   ["library", "Libraries", "library"],
   ["study", "Studies", "evolve"],
-  ["run", "Search plans", "evolve"],
+  ["run", "Run files of searches", "evolve"],
   ["alignment", "Alignments", "landscape"],
   ["sweep", "Sweeps", null],
   ["questions", "Questions", null],
@@ -27,11 +27,11 @@ export function Home() {
   return (
     <>
       <div class="head"><div><h1>{root.split("/").pop()}</h1><p class="muted path">{root}</p></div>
-        <button type="button" class="button" onClick={() => { refreshHome(); reload(); }}>Look again</button></div>
+        <button type="button" class="button" onClick={() => { refreshHome(); reload(); }}>Refresh</button></div>
       <div class="tiles">
         <Tile label="Models" value={models.length} />
-        <Tile label="Free disk" value={bytes(machine.disk_free)} share={1 - machine.disk_free / machine.disk_total} />
-        <Tile label="Free memory" value={bytes(machine.memory_free)} share={1 - machine.memory_free / machine.memory_total} />
+        <Tile label="Free disk" value={bytes(machine.disk_free)} of={bytes(machine.disk_total)} share={1 - machine.disk_free / machine.disk_total} />
+        <Tile label="Free memory" value={bytes(machine.memory_free)} of={bytes(machine.memory_total)} share={1 - machine.memory_free / machine.memory_total} />
         <Tile label="Model in memory" value={live.loaded ? bytes(live.bytes) : "none"} />
       </div>
       {models.length > 1 && <div class="row actions"><a class="button primary" href={link("mixer")}>Mix models</a><a class="button" href={link("recipe")}>Write a recipe</a><a class="button" href={link("compare")}>Compare what they say</a></div>}
@@ -53,14 +53,14 @@ export function Home() {
           {jobs.length ? <ul class="items">{jobs.map((job) => (
             <li key={job.id}><a href={link("jobs", { id: job.id })}>{job.title}</a><Badge kind={STATUS[job.status]}>{job.status}</Badge>
               <time class="muted">{ago(job.created)}</time>{job.status === "running" && <Progress job={job} />}</li>))}</ul>
-            : <p class="muted">Merges, checks and searches that you start appear here. They go on when you close this page.</p>}
+            : <p class="muted">Merges, checks and searches that you start appear here. They continue when you close this page.</p>}
         </Card>
       </div>
     </>
   );
 }
 
-const Tile = ({ label, value, share }) => (
-  <div class="tile"><span class="muted">{label}</span><strong>{value}</strong>
+const Tile = ({ label, value, of, share }) => (
+  <div class="tile"><span class="muted">{label}</span><strong>{value}{of && <small class="muted">of {of}</small>}</strong>
     {share != null && <div class="meter" aria-hidden="true"><i style={{ width: `${100 * share}%` }} /></div>}</div>
 );

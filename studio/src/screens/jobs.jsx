@@ -12,7 +12,7 @@ export function Jobs({ id }) {
   const act = (work) => { fail(); work.catch(fail); };
   return (
     <>
-      <div class="head"><div><h1>Jobs</h1><p class="muted">Each is one of our commands in a process of its own. It goes on when you close this page or stop the studio.</p></div></div>
+      <div class="head"><div><h1>Jobs</h1><p class="muted">Every job is a merganser command in its own process. It continues when you close this page or stop the studio.</p></div></div>
       <Failure error={problem ?? error} />
       {!jobs && !error && <Busy />}
       {jobs?.length === 0 && <Note>No jobs yet. Merge a <a href={link("recipe")}>recipe</a>, check a <a href={link("checkpoint")}>checkpoint</a> or look for <a href={link("interference")}>interference</a>.</Note>}
@@ -48,7 +48,7 @@ function Log({ id, status }) {
   return (
     <>
       <pre class="command">merganser {job.arguments.join(" ")}</pre>
-      {events.length > 0 && <pre tabindex="0" aria-label="Events">{events.map((e) => JSON.stringify(e)).join("\n").slice(0, 8000)}</pre>}
+      {events.length > 0 && <details><summary>What the command reported</summary><pre tabindex="0" aria-label="Events">{events.map((e) => JSON.stringify(e)).join("\n").slice(0, 8000)}</pre></details>}
       {job.log && <pre tabindex="0" aria-label="Log">{job.log.slice(-8000)}</pre>}
     </>
   );

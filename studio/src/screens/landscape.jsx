@@ -52,8 +52,9 @@ const Plane = ({ a, b, c, grid, losses, all }) => {
   return <HeatMap title={`Loss per token. ${name(a)} at (0, 0), ${name(b)} at (1, 0) to the right, ${name(c)} at (0, 1) below`} rows={ticks} columns={ticks} cell={32} low={Math.min(...sound)} high={Math.max(...sound)}
     values={grid.map((_, i) => grid.map((_, j) => losses[i * grid.length + j] ?? null))} format={(v) => number(v, 4)} />;
 };
+/** The barrier above the chord: max over the line of L(x) − (1 − x) L(0) − x L(1). */
 const Barrier = ({ end, y }) => {
   if (y.some((v) => v == null)) return null;
-  const height = Math.max(...y) - (y[0] + y.at(-1)) / 2;
-  return <Note kind={height > 0.1 ? "warn" : "good"}>Barrier to {name(end)}: {number(height)} nats above the mean of both ends{height > 0.1 ? "; aligning the units first may lower it (merganser align)." : ": the two can be averaged."}</Note>;
+  const last = y.length - 1, height = Math.max(...y.map((v, i) => v - (y[0] * (last - i) + y[last] * i) / last));
+  return <Note kind={height > 0.1 ? "warn" : "good"}>Barrier to {name(end)}: {height > 1e-9 ? `the loss rises up to ${number(height)} nats above the straight line between both ends` : "none, the loss stays below the straight line between both ends"}{height > 0.1 ? ". If the two were trained apart, merganser align may lower it." : ": the two can be averaged."}</Note>;
 };

@@ -34,24 +34,26 @@ function Build() {
 
 function Shown({ data, path }) {
   const total = data.experts.reduce((a, e) => a + e.bytes, 0);
+  const { data: budgets, error } = useGet(query("/api/library/budgets", { path }));
   return (
     <>
       <div class="tiles">
         <div class="tile"><span class="muted">Experts</span><strong>{data.experts.length}</strong></div>
         <div class="tile"><span class="muted">Their files</span><strong>{bytes(total)}</strong></div>
         <div class="tile"><span class="muted">With the base</span><strong>{number(data.ratio)}× its size</strong></div>
-        <div class="tile"><span class="muted">Ranks by</span><strong>{data.policy.kind} {data.policy.kind === "budget" ? bytes(data.policy.value) : number(data.policy.value)}</strong></div>
+        <div class="tile"><span class="muted">Ranks chosen by</span><strong>{data.policy.kind} {data.policy.kind === "budget" ? bytes(data.policy.value) : number(data.policy.value)}</strong></div>
       </div>
       <Card title="Experts"><Table caption="Experts" columns={["expert", "size", "energy kept", "made from"]} rows={data.experts.map((e) => [e.name, cell(e.bytes, bytes(e.bytes)), cell(e.energy, percent(e.energy, 1)), e.source])} /></Card>
-      {data.budgets.length > 1 ? <Budget data={data} path={path} />
+      {!budgets ? <Card title="A smaller budget">{error ? <Failure error={error} /> : <Busy>Reading the factors of all experts…</Busy>}</Card>
+        : budgets.length > 1 ? <Budget data={data} points={budgets} path={path} />
         : <Card title="A smaller budget"><Note>The experts are stored in codes, and a smaller budget may take other codes altogether: what it loses is known once it is built, with <code>merganser library build --budget</code>.</Note></Card>}
       <Routing path={path} experts={data.experts} />
     </>
   );
 }
 
-function Budget({ data, path }) {
-  const points = data.budgets, names = data.experts.map((e) => e.name);
+function Budget({ data, points, path }) {
+  const names = data.experts.map((e) => e.name);
   const [at, set] = useState(Math.floor(points.length / 2));
   const [out, setOut] = useState(`${path}-small`);
   const [error, fail] = useState();

@@ -5,7 +5,7 @@ import { Value } from "../form.jsx";
 import { name, number } from "../format.js";
 import { Asking, Scored, useQuestions, Verdict } from "../questions.jsx";
 import { useSchema } from "../schema.js";
-import { Busy, Button, Card, Check, Failure, Note, Select, Slider, useItems } from "../ui.jsx";
+import { Busy, Button, Card, Check, Failure, family, Note, Select, Slider, useItems } from "../ui.jsx";
 import { MethodCard, MethodChoice } from "./recipe.jsx";
 
 const SPAN = { weight: [0, 1.5], density: [0, 1], scale: [0, 2] };
@@ -15,7 +15,7 @@ const PROMPT = { text: "Once upon a time", tokens: 40, temperature: 0, seed: 0, 
 export const documentOf = (mix) => {
   const value = (v) => (Array.isArray(v) && v[0] === v[1] ? v[0] : v);
   const clean = (values) => Object.fromEntries(Object.entries(values).filter(([, v]) => v != null).map(([k, v]) => [k, value(v)]));
-  return clean({ method: mix.method, base: mix.base || undefined, models: mix.models.map(clean), parameters: clean(mix.parameters ?? {}) });
+  return clean({ ...mix, base: mix.base || undefined, models: mix.models.map(clean), parameters: clean(mix.parameters ?? {}) });
 };
 
 export function Mixer() {
@@ -25,10 +25,7 @@ export function Mixer() {
   const [mix, set] = useKept("mix", null);
   useEffect(() => {
     if (mix?.models?.length || items.length < 1) return;
-    // Fine-tunes are usually called after their base, or it is called the base.
-    const likely = [...items].filter((i) => i.facts.live).sort((a, b) => /base/i.test(b.path) - /base/i.test(a.path) || a.path.length - b.path.length);
-    const tuned = likely.slice(1, 3);
-    if (tuned.length) set({ method: "task_arithmetic", base: likely[0].path, models: tuned.map((i) => ({ path: i.path, weight: 0.5 })), parameters: {} });
+    family().then(({ base, models }) => base && set({ method: "task_arithmetic", base, models: models.slice(0, 2).map((path) => ({ path, weight: 0.5 })), parameters: {} }), () => {});
   }, [items.length]);
   if (error) return <Failure error={error} />;
   if (!methods) return <Busy />;
@@ -76,14 +73,14 @@ function Desk({ mix, set, methods, items }) {
         <Card title="Mix">
           <MethodChoice methods={methods} value={method.name} onInput={(m) => change({ method: m, parameters: {} })} />
           <details><summary>About {method.name}</summary><MethodCard method={method} /></details>
-          {method.needs !== "none" && <Select label="Base" value={mix.base} empty="None" options={items.map((i) => i.path)} onInput={(base) => change({ base })} />}
+          {method.needs !== "none" && <Select label="Base" value={mix.base} empty="None" options={[...new Set([...items.map((i) => i.path), ...(mix.base ? [mix.base] : [])])]} onInput={(base) => change({ base })} />}
           {mix.models.map((m, i) => (
             <div class="model" key={i} style={{ borderColor: SERIES[i % SERIES.length] }}>
               <div class="row between"><strong>{name(m.path)}</strong>
                 <Button kind="small" aria-label={`Remove ${m.path}`} disabled={mix.models.length < 2} onClick={() => change({ models: mix.models.filter((_, k) => k !== i) })}>Remove</Button></div>
               {per.map((p) => <Depth key={p.name} parameter={p} label={p.name} of={` of ${name(m.path)}`} value={m[p.name]} onInput={(v) => setModel(i, { [p.name]: v })} />)}
             </div>))}
-          <Select label="Add a model" value="" empty="Choose…" options={items.map((i) => i.path).filter((p) => !mix.models.some((m) => m.path === p))} onInput={(path) => path && change({ models: [...mix.models, { path, weight: 0.5 }] })} />
+          <Select label="Add a model" value="" empty="Choose…" options={items.map((i) => i.path).filter((p) => p !== mix.base && !mix.models.some((m) => m.path === p))} onInput={(path) => path && change({ models: [...mix.models, { path, weight: 0.5 }] })} />
           {shared.length > 0 && <><h3>For all models</h3>{shared.map((p) => SPAN[p.name] && typeof (p.default ?? 1) === "number" ? <Depth key={p.name} parameter={p} label={p.name} value={mix.parameters?.[p.name]} onInput={(v) => change({ parameters: { ...mix.parameters, [p.name]: v } })} /> : <Value key={p.name} parameter={p} value={mix.parameters?.[p.name]} onInput={(v) => change({ parameters: { ...mix.parameters, [p.name]: v } })} />)}</>}
           <div class="row"><Button kind="primary" onClick={() => { keep("draft", { document }); go("recipe"); }}>To a recipe</Button>
             <Button onClick={() => remove("/api/play").then(() => setOut({ text: "" }))}>Free the memory</Button></div>

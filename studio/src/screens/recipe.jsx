@@ -3,7 +3,7 @@ import { get, go, keep, kept, post, query } from "../api.js";
 import { Fields, Node, put, Value } from "../form.jsx";
 import { bytes } from "../format.js";
 import { useSchema } from "../schema.js";
-import { Badge, Busy, Button, Card, Failure, home, Note, Prose, Select, TextField, useItems } from "../ui.jsx";
+import { Badge, Busy, Button, Card, Failure, family, home, Note, Prose, Select, TextField, useItems } from "../ui.jsx";
 
 const entry = (m) => (typeof m === "string" ? { path: m } : m);
 
@@ -28,9 +28,10 @@ export function Recipe({ path }) {
     if (path) get(query("/api/recipe", { path })).then(set, fail);
     else if (draft?.text) send({ text: draft.text }, 0);
     else if (draft?.document) send({ document: draft.document }, 0);
-    else (home()).then(({ items }) => {
-      const models = items.filter((i) => i.kind === "checkpoint").slice(0, 2).map(({ path: p }) => ({ path: p, weight: 0.5 }));
-      send({ document: { method: "linear", models } }, 0);
+    else Promise.all([family(), home()]).then(([{ base, models }, { items }]) => {
+      const chosen = models.length > 1 ? models : items.filter((i) => i.kind === "checkpoint").map((i) => i.path);
+      const entries = chosen.slice(0, 2).map((p) => ({ path: p, weight: 0.5 }));
+      send({ document: base && models.length > 1 ? { method: "task_arithmetic", base, models: entries } : { method: "linear", models: entries } }, 0);
     }, fail);
   }, [path]);
   const edit = (document) => { set((s) => ({ ...s, document })); keep("draft", { document }); send({ document }); };
@@ -43,16 +44,16 @@ export function Recipe({ path }) {
       {!state || !methods ? !error && <Busy /> : (
         <div class="columns even">
           <div>{state.native ? <Translated text={state.native} write={write} /> : <Form state={state} schema={schema} methods={methods} edit={edit} />}</div>
-          <div><Written state={state} write={write} /><Plan state={state} path={path} /></div>
+          <div class="follow"><Written state={state} write={write} /><Plan state={state} path={path} /></div>
         </div>)}
     </>
   );
 }
 
-/** A recipe of mergekit's as we read it. */
+/** A mergekit recipe in our own format. */
 const Translated = ({ text, write }) => (
-  <Card title="Translated from mergekit's dialect" actions={<Button onClick={() => write(text)}>Use the translation</Button>}>
-    <p>The recipe can be merged as it is. This is what it means in our own dialect:</p><pre tabindex="0">{text}</pre>
+  <Card title="Translated from mergekit" actions={<Button onClick={() => write(text)}>Use the translation</Button>}>
+    <p>You can merge this recipe as it is. In Merganser's own format it reads:</p><pre tabindex="0">{text}</pre>
   </Card>
 );
 
@@ -84,7 +85,7 @@ function Form({ state, schema, methods, edit }) {
             {m.recipe ? <Node schema={schema} of={entries.properties.recipe} label={`Model ${i + 1}, a recipe`} value={m.recipe} onInput={(v) => setModel(i, put(m, "recipe", v))} />
               : <Select label={`Model ${i + 1}`} value={m.path} empty="Choose…" options={paths(m.path)} onInput={(v) => setModel(i, { ...m, path: v })} />}
             {per.map((p) => <Value key={p.name} parameter={p} value={m[p.name] ?? d.parameters?.[p.name]} onInput={(v) => setModel(i, put(m, p.name, v))} />)}
-            <details open={Object.keys(m).some((k) => k !== "path" && k !== "recipe" && !per.some((p) => p.name === k))}><summary>More about model {i + 1}</summary>
+            <details open={Object.keys(m).some((k) => k !== "path" && k !== "recipe" && !per.some((p) => p.name === k))}><summary>More options for model {i + 1}</summary>
               <Fields schema={schema} of={entries} value={m} except={["path", "recipe", ...schema.perModel]} onInput={(v) => setModel(i, v)} /></details>
             <Button kind="small" aria-label={`Remove model ${i + 1}`} onClick={() => set("models", given.filter((_, k) => k !== i))}>Remove</Button>
           </div>)) : <Node schema={schema} of={properties.models} label="models" value={d.models} onInput={(v) => set("models", v)} />}
@@ -119,12 +120,12 @@ function Written({ state, write }) {
   const lines = state.text.split("\n").length;
   const marked = new Set(state.problems.map((p) => p.line));
   return (
-    <Card title="YAML" actions={<Badge>{state.dialect}</Badge>}>
+    <Card title="YAML" actions={<Badge>{state.dialect === "native" ? "Merganser" : state.dialect} format</Badge>}>
       <div class="editor">
         <ol aria-hidden="true">{Array.from({ length: lines }, (_, i) => <li key={i} class={marked.has(i + 1) ? "bad" : ""}>{i + 1}</li>)}</ol>
         <textarea aria-label="Recipe as YAML" spellcheck={false} wrap="off" rows={Math.max(8, lines + 1)} value={state.text} onInput={(e) => write(e.currentTarget.value)} />
       </div>
-      <p class="muted">Paste a recipe of mergekit's here too.</p>
+      <p class="muted">You can also paste a mergekit recipe here.</p>
     </Card>
   );
 }
@@ -136,6 +137,12 @@ function Plan({ state, path }) {
   const [said, say] = useState();
   const [error, fail] = useState();
   const run = (work) => { fail(); say(); work.catch(fail); };
+  const mix = async () => {
+    const { document } = state.native ? await post("/api/recipe", { text: state.native, beside }) : state;
+    const shown = (p) => (typeof p === "string" && !p.startsWith("/") ? `${beside && beside !== "." ? `${beside}/` : ""}${p.replace(/^(\.\/)+/, "")}` : p);
+    keep("mix", { ...document, base: shown(document.base), models: document.models.map(entry).map(({ parameters, ...m }) => ({ ...m, ...parameters, path: shown(m.path) })) });
+    go("mixer");
+  };
   const methods = useMemo(() => plan && Object.entries(plan.methods).map(([m, n]) => `${m} × ${n}`).join(", "), [plan]);
   return (
     <Card title="Plan" aria-live="polite">
@@ -148,7 +155,7 @@ function Plan({ state, path }) {
       </>}
       <div class="row end"><TextField label="Save as" value={file} onInput={setFile} />
         <Button onClick={() => run(post("/api/recipe/save", { path: file, text, overwrite: file === path }).then((f) => say(`Saved ${f.path}.`)))}>Save</Button>
-        <Button disabled={!state.document || state.dialect !== "native"} onClick={() => { keep("mix", state.document); go("mixer"); }}>Open in the mixer</Button></div>
+        <Button disabled={!plan || !Array.isArray(state.document?.models)} onClick={() => run(mix())}>Open in the mixer</Button></div>
       {said && <Note kind="good">{said}</Note>}<Failure error={error} />
     </Card>
   );
