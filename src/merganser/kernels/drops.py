@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from merganser.kernels.recording import Draws, Lane
 from merganser.lazy import np, torch
@@ -10,6 +10,8 @@ from merganser.lazy import np, torch
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
+
+_Array: TypeAlias = "npt.NDArray[Any]"
 
 #: The bits of a float32 that determine magnitudes.
 _MAGNITUDE = 0x7FFF0000
@@ -24,7 +26,7 @@ def drop_(values: Tensor, bits: Tensor, bound: int) -> Tensor:
     return values
 
 
-def drop_by_rank(rows: Tensor, bits: Tensor, bounds: Tensor, gains: Tensor) -> Tensor:
+def drop_by_rank(rows: Tensor, bits: Tensor, bounds: _Array, gains: _Array) -> Tensor:
     """Multiply entries of rank k in their row by gains[k] if bits[k] of the row is below bounds[k]; zero the others.
 
     Ranks are by magnitude, from 0 for the smallest; see `order`.
@@ -32,9 +34,9 @@ def drop_by_rank(rows: Tensor, bits: Tensor, bounds: Tensor, gains: Tensor) -> T
     if isinstance(rows, Lane):
         assert isinstance(bits, Draws)
         rows.recording.tile = len(bounds)
-        tables = (bounds.numpy(), gains.numpy())
-        return rows.note("DROP_BY_RANK", place=bits.model, tables=tables)
-    factors = (_survivors(bits, bounds) & _bits(gains)).view(rows.dtype)
+        return rows.note("DROP_BY_RANK", place=bits.model, tables=(bounds, gains))
+    bound, gain = (torch.from_numpy(table).to(rows.device) for table in (bounds, gains))
+    factors = (_survivors(bits, bound) & _bits(gain)).view(rows.dtype)
     return torch.empty_like(rows).scatter_(1, order(rows), factors).mul_(rows)
 
 
@@ -47,7 +49,7 @@ def order(rows: Tensor) -> Tensor:
     if rows.device.type != "cpu":
         return (rows.float().view(torch.int32) & _MAGNITUDE).sort(dim=-1, stable=True).indices
     columns = np.arange(rows.shape[-1], dtype=np.uint32)
-    keys: npt.NDArray[Any] = rows.float().numpy().view(np.uint32) & np.uint32(_MAGNITUDE)
+    keys: _Array = rows.float().numpy().view(np.uint32) & np.uint32(_MAGNITUDE)
     if columns.size > 1 << 16:
         keys = keys.astype(np.uint64) << np.uint64(16)
     keys |= columns

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 from merganser.kernels.layouts import DROPS, lay_out
 from merganser.kernels.tiles import STEP, TILE, Program, Results
-from merganser.lazy import np, torch
+from merganser.lazy import defer, np, torch
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -128,6 +128,10 @@ class Lane:
     def device(self) -> torch.device:
         return torch.device("cpu")
 
+    @property
+    def itemsize(self) -> int:
+        return 4
+
     def note(self, op: str, *others: Lane, **fields: Any) -> Lane:
         """Record a step whose first operand is this lane, and return the lane of its value."""
         if any(other.recording is not self.recording for other in others):
@@ -151,13 +155,7 @@ class Lane:
     def __torch_function__(
         cls, function: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        options = dict(kwargs or {})
-        into = options.pop("out", None)
-        operation = _OPERATIONS.get(function.__name__)
-        if operation is None or not isinstance(args[0], Lane):
-            raise NotRecordable(function.__name__)
-        found = operation(*args, **options)
-        return found if into is None else into.become(found)
+        return _call(function.__name__, *args, **(kwargs or {}))
 
     def __add__(self, other: Any) -> Lane:
         return _add(self, other)
@@ -290,6 +288,19 @@ _OPERATIONS: dict[str, Callable[..., Lane]] = {
     "view": _itself,
     "view_as": _itself,
 }
+
+
+def _call(name: str, *args: Any, out: Lane | None = None, **options: Any) -> Any:
+    """Record a call of one of torch's functions."""
+    operation = _OPERATIONS.get(name)
+    if operation is None or not isinstance(args[0], Lane):
+        raise NotRecordable(name)
+    found = operation(*args, **options)
+    return found if out is None else out.become(found)
+
+
+# Recording a rule does not import torch.
+defer("torch", _OPERATIONS, Lane, _call)
 
 
 def check_filled(found: Any) -> None:

@@ -67,13 +67,14 @@ class Cutoff:
     def shrink_(self, values: Tensor, offset: int) -> Tensor:
         """Zero the entries whose magnitude is not kept, in place; `offset` is the flat index of the first one."""
         if isinstance(values, Lane):
-            below = _below(self.value, values.dtype)
+            below = _below(self.value, np.float32)
             return values.become(values.note("SHRINK", x=below, y=self.value, place=self.index))
         flat = values.view(-1)
         size = flat.numel()
         ties = min(max(self.index - offset, 0), size)
         if ties:
-            _hardshrink_(flat[:ties], _below(self.value, values.dtype))
+            kind = np.float64 if values.dtype == torch.float64 else np.float32
+            _hardshrink_(flat[:ties], _below(self.value, kind))
         if ties < size:
             _hardshrink_(flat[ties:], self.value)
         return values
@@ -87,9 +88,8 @@ def _hardshrink_(values: Tensor, bound: float) -> None:
     torch.ops.aten.hardshrink.out(values, bound, out=values)
 
 
-def _below(value: float, dtype: torch.dtype) -> float:
-    """Return the next smaller number, so that hardshrink's |x| > bound means |x| ≥ value."""
-    kind = np.float64 if dtype == torch.float64 else np.float32
+def _below(value: float, kind: type[np.floating[Any]]) -> float:
+    """Return the next smaller number of this type, so that hardshrink's |x| > bound means |x| ≥ value."""
     return float(np.nextafter(kind(value), kind(-math.inf)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from merganser.kernels.spheres import sums
 from merganser.lazy import np, torch
@@ -16,7 +16,10 @@ from merganser.methods.registry import register
 from merganser.methods.spherical import gram
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
+
+_Array: TypeAlias = "npt.NDArray[np.float64]"
 
 
 @register
@@ -44,7 +47,7 @@ class ModelStock(Method):
         norms = np.sqrt(np.diag(matrix))
         products = [(matrix[i, j], norms[i] * norms[j]) for i, j in combinations(range(len(norms)), 2)]
         cosine = sum(0.0 if scale == 0 else dot / scale for dot, scale in products) / len(products)
-        return float(_ratio(torch.tensor(cosine, dtype=torch.float64, device="cpu"), len(norms)))
+        return float(_ratio(np.asarray(cosine), len(norms)))
 
     def merge(self, group: Group, state: State = None) -> Tensor:
         mean = weighted_mean(group.models, [1.0] * len(group.models))
@@ -57,11 +60,12 @@ class ModelStock(Method):
             scale = norms[i] * norms[j]
             dot = sums(deltas[i] * deltas[j], -1, keepdim=True)
             cosines.append(torch.where(scale == 0, 0.0, dot / scale))
-        ratio = _ratio(torch.stack(cosines).mean(0), len(deltas))
-        return torch.lerp(group.anchor, mean, ratio.to(mean.dtype))
+        ratio = _ratio(torch.stack(cosines).mean(0).cpu().numpy(), len(deltas))
+        return torch.lerp(group.anchor, mean, torch.from_numpy(ratio).to(mean))
 
 
-def _ratio(cosine: Tensor, count: int) -> Tensor:
+def _ratio(cosine: _Array, count: int) -> _Array:
     """Return t of the mean cosine; 0 (the base) if task vectors cancel and t has its pole."""
-    below = 1 + (count - 1) * cosine.clamp(-1, 1)
-    return torch.where(below <= 1e-6, 0.0, count * cosine.clamp(-1, 1) / below)
+    cosine = np.clip(cosine, -1, 1)
+    below = 1 + (count - 1) * cosine
+    return np.divide(count * cosine, below, out=np.zeros_like(below), where=~(below <= 1e-6))

@@ -45,7 +45,7 @@ class Ram(TaskVectorMethod):
 
     def changes(self, group: Group) -> tuple[list[Tensor], Tensor]:
         """Return the task vectors without negligible entries, and how many models changed each entry."""
-        changes = [torch.nn.functional.hardshrink(delta, self.epsilon) for delta in group.deltas()]
+        changes = [torch.hardshrink(delta, self.epsilon) for delta in group.deltas()]
         counts = changes[0].sign().abs_()
         for change in changes[1:]:
             counts.add_(change.sign().abs_())

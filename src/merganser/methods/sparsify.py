@@ -9,16 +9,19 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from merganser.kernels.drops import drop_, drop_by_rank
 from merganser.kernels.selection import Cutoff, largest
 from merganser.kernels.spheres import total
-from merganser.lazy import torch
+from merganser.lazy import np, torch
 from merganser.methods.base import Blocks, Group, State, threshold
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
+
+_Array: TypeAlias = "npt.NDArray[Any]"
 
 
 class Sparsifier(Protocol):
@@ -125,8 +128,8 @@ class RankedDrop:
     rescale: bool = True
 
     def survey(self, blocks: Blocks) -> State:
-        """Return the thinned vector as a whole if the tensor is one: its single row may span several blocks."""
-        if len(blocks.shape) > 1 or math.prod(blocks.shape) == 0:
+        """Return the thinned vector as a whole if the tensor is one whose single row spans several blocks."""
+        if len(blocks.shape) > 1 or len(blocks) == 1:
             return None
         models = range(len(self.density))
         parts = blocks.map(lambda group: [(d, group.random_bits(t)) for t, d in enumerate(group.deltas())])
@@ -146,23 +149,26 @@ class RankedDrop:
         """Return thinned rows. The random bits belong to ranks, not to columns."""
         density = self.density[model]
         window = min(self.epsilon[model], density, 1 - density)
-        return drop_by_rank(rows, bits, *_by_rank(length, density, window, self.rescale, rows.dtype, rows.device))
+        return drop_by_rank(rows, bits, *_by_rank(length, density, window, self.rescale, rows.itemsize))
 
 
 @lru_cache(maxsize=8)
-def _by_rank(
-    n: int, density: float, window: float, rescale: bool, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return for each rank the bound of the random bits for its probability, and the factor of survivors."""
-    wide: dict[str, Any] = {"dtype": torch.float64, "device": device}
-    places = torch.linspace(-1, 1, n, **wide) if n > 1 else torch.zeros(1, **wide)
-    chance = (density + window * places).clamp_(0, 1).mul_(2**16).round_().div_(2**16)
-    bounds = (chance * 2**16 - 2**15).to(torch.int32)
-    gains = torch.where(chance > 0, 1 / chance if rescale else 1.0, 0.0).to(dtype)
-    return bounds, gains
+def _by_rank(n: int, density: float, window: float, rescale: bool, itemsize: int) -> tuple[_Array, _Array]:
+    """Return for each rank the bound of the random bits for its probability, and the factor of survivors, a float of
+    `itemsize` bytes.
+    """
+    places = np.linspace(-1, 1, n) if n > 1 else np.zeros(1)
+    chance = np.round(np.clip(density + window * places, 0, 1) * 2**16) / 2**16
+    bounds = (chance * 2**16 - 2**15).astype(np.int32)
+    gains = np.divide(1.0, chance if rescale else 1.0, out=np.zeros(n), where=chance > 0)
+    return bounds, gains.astype(f"f{itemsize}")
 
 
 def row_length(shape: tuple[int, ...]) -> int:
-    """Return the row length: rows of a matrix, filters of kernels, and rows again for larger stacks of matrices."""
+    """Return the row length: a whole vector, rows of a matrix, filters of kernels, and rows again for larger stacks of
+    matrices.
+    """
+    if len(shape) < 2:
+        return math.prod(shape)
     row = math.prod(shape[1:])
     return row if len(shape) == 2 or row <= 1 << 16 else shape[-1]
