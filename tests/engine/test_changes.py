@@ -35,7 +35,7 @@ def models(tmp_path, monkeypatch):
         (tmp_path / label).mkdir()
         save_file(found[label], tmp_path / label / "model.safetensors")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("merganser.engine.compute.LEAST", 0)
+    monkeypatch.setattr("merganser.engine.comparison.LEAST", 0)
     return found
 
 
@@ -119,7 +119,7 @@ def test_nothing_is_written_unless_something_was_merged_and_it_was_asked_for(mod
 
 
 def test_small_tensors_are_only_listed(models, tmp_path, monkeypatch):
-    monkeypatch.setattr("merganser.engine.compute.LEAST", changes.LEAST)
+    monkeypatch.setattr("merganser.engine.comparison.LEAST", changes.LEAST)
     mg.run(recipe("ties"), "out")
     noted = read_changes(tmp_path / "out").tensors
     assert {name for name, change in noted.items() if change.looked_at} == {"layers.0.big"}

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 import merganser as mg
 from merganser import recipes
+from merganser.checkpoints.dtypes import Element
+from merganser.checkpoints.stored_entries import StoredEntries
 from merganser.engine import blocks, fused
 from merganser.engine.compute import Arithmetic
 from merganser.engine.execute import execute
@@ -162,6 +164,11 @@ def test_small_tensors_are_not_recorded(monkeypatch):
     mg.merge([{"w": torch.randn(8, 8)}, {"w": torch.randn(8, 8)}])
 
 
+def store(recorded, a, b, block, out, dtype=None):
+    addresses = fused.Addresses.of([StoredEntries.of(a), StoredEntries.of(b)], 0)
+    return fused.store(recorded, addresses, block, StoredEntries.of(out), Element.of(dtype or out.dtype))
+
+
 class TestRecording:
     """What a rule may do that a recording must not get wrong."""
 
@@ -201,7 +208,7 @@ class TestRecording:
         a, b = torch.randn(100), torch.randn(100)
         out = torch.empty(100)
         whole = blocks.Piece(0, 1, 0, 100)
-        assert fused.store(recorded, fused.Addresses.of([a, b], 0), whole, out, out.dtype)
+        assert store(recorded, a, b, whole, out)
         np.testing.assert_array_equal(out, (a * 2.0 + b) - a * 2.0)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -214,17 +221,14 @@ class TestRecording:
         b = torch.zeros_like(a)
         room = torch.full((len(a) + start + 1,), 7.0)
         whole = blocks.Piece(0, 1, 0, len(a))
-        addresses = fused.Addresses.of([a, b], 0)
-        assert fused.store(recorded, addresses, whole, room[start : start + len(a)], dtype)
+        assert store(recorded, a, b, whole, room[start : start + len(a)], dtype)
         expected = (a + b).to(dtype).float()
         np.testing.assert_array_equal(room[start : start + len(a)].view(torch.int32), expected.view(torch.int32))
         assert room[:start].eq(7).all()
         assert room[-1] == 7, "nothing beside it is touched"
         a[5] = 2.0 * torch.finfo(torch.float16).max if dtype == torch.float16 else 3.4e38
         b[5] = a[5]
-        assert not fused.store(recorded, addresses, whole, room[start : start + len(a)], dtype), (
-            "torch says what is wrong"
-        )
+        assert not store(recorded, a, b, whole, room[start : start + len(a)], dtype), "torch says what is wrong"
 
     def test_only_rules_that_do_not_ask_for_the_tensor_serve_others(self):
         assert not self.recorded(lambda g: g.models[0] + g.models[1]).specific

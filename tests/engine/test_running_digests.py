@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import merganser as mg
+from merganser.checkpoints.stored_entries import StoredEntries
 from merganser.engine import blocks, running_digests
 from merganser.engine.running_digests import RunningDigest
 from merganser.kernels import tiles
@@ -75,5 +76,5 @@ def test_a_view_is_not_taken_for_its_file(large: Path) -> None:
     view = mg.open("base") + 0.5 * mg.TaskVector("math", "base")
     source = running_digests.SourceDigests("sha256")
     file = mg.open("base")._shards["model.safetensors"]
-    source.follow([(file, "w")], [view.read("w")], 0)
+    source.follow([(file, "w")], [StoredEntries.of(view.read("w"))], 0)
     assert source.finish() == {}

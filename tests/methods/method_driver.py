@@ -17,6 +17,7 @@ class RowBlocks:
 
     def __init__(self, group, step, shuffle=0):
         self.group, self.step, self.shape, self.shuffle = group, step, group.shape, shuffle
+        self.name, self.labels, self.prepared = group.name, group.labels, group.prepared
 
     def __len__(self):
         return max(1, math.ceil(self.shape[0] / self.step)) if self.shape else 1

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.digests import digest_tensor
 from merganser.checkpoints.dtypes import Element
+from merganser.checkpoints.stored_entries import StoredEntries
 from merganser.errors import MissingTensorError, did_you_mean
 from merganser.lazy import torch
 from merganser.notebooks import Shown
@@ -97,6 +98,10 @@ class Checkpoint(Shown, Mapping[str, "Tensor"]):
 
         A view that computes may return a wider dtype than `spec` names, so that rounding happens once, at the end.
         """
+
+    def read_stored(self, name: str, rows: Rows | None = None) -> StoredEntries | None:
+        """Return the entries of `read` in the memory where they are stored, without torch; None if it computes them."""
+        return None
 
     def aliases(self) -> Mapping[str, str]:
         """Return tied names: alias -> the stored name with the same weights."""
@@ -243,6 +248,15 @@ def views(checkpoint: Checkpoint) -> Iterator[View]:
 def is_integer(dtype: torch.dtype | Element) -> bool:
     """Return whether a dtype is integer or boolean; such tensors (counters, position ids) are never averaged."""
     return not (dtype.is_floating_point or dtype.is_complex)
+
+
+def read_entries(checkpoint: Checkpoint, name: str, rows: Rows | None = None) -> StoredEntries | None:
+    """Return the entries of `read`, with torch if it is needed; None if they are not in a row in the CPU's memory."""
+    stored = checkpoint.read_stored(name, rows)
+    if stored is not None:
+        return stored
+    tensor = checkpoint.read(name, rows)
+    return StoredEntries.of(tensor) if tensor.is_contiguous() and tensor.device.type == "cpu" else None
 
 
 def select_rows(tensor: Tensor, rows: Rows | None) -> Tensor:

@@ -12,6 +12,7 @@ from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
 from merganser.checkpoints.json_file import read_object
 from merganser.checkpoints.kinds import TORCH_SUFFIXES
 from merganser.checkpoints.safetensors_file import SafetensorsFile
+from merganser.checkpoints.stored_entries import StoredEntries
 from merganser.checkpoints.submodules import SEPARATOR, find_weights, is_pipeline, module_weights
 from merganser.confine import confine
 from merganser.errors import CheckpointError
@@ -63,6 +64,9 @@ class Directory(Checkpoint):
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         return self._shard(name).read(self._aliases.get(name, name), rows)
 
+    def read_stored(self, name: str, rows: Rows | None = None) -> StoredEntries | None:
+        return self._shard(name).read_stored(self._aliases.get(name, name), rows)
+
     def peek(self, name: str, first: int, count: int) -> bytes | None:
         return self._shard(name).peek(self._aliases.get(name, name), first, count)
 
@@ -109,6 +113,9 @@ class Prefixed(View):
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         return self.source.read(self._own.get(name, name), rows)
+
+    def read_stored(self, name: str, rows: Rows | None = None) -> StoredEntries | None:
+        return self.source.read_stored(self._own.get(name, name), rows)
 
     def overhead(self, name: str, entries: int) -> int:
         return self.source.overhead(self._own.get(name, name), entries)

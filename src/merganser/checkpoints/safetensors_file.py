@@ -7,19 +7,20 @@ import functools
 import math
 import mmap
 import os
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
 from merganser.checkpoints.digests import digest_bytes, digest_sampled
+from merganser.checkpoints.dtypes import Element
 from merganser.checkpoints.lfs_pointers import refuse_lfs_pointer
 from merganser.checkpoints.reads import note_read
+from merganser.checkpoints.stored_entries import Bytes, StoredEntries, WritableBytes
 from merganser.errors import CheckpointError
-from merganser.lazy import torch
+from merganser.lazy import np
 from merganser.strict_json import parse_json
 
 if TYPE_CHECKING:
@@ -155,14 +156,26 @@ class StoredTensors(Checkpoint):
         return self._find(name).spec
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        shape = self.spec(name).shape
+        if rows is not None and shape:
+            shape = len(range(shape[0])[slice(*rows)]), *shape[1:]
+        return self.read_stored(name, rows).tensor().view(shape)
+
+    def read_stored(self, name: str, rows: Rows | None = None) -> StoredEntries:
         entry = self._find(name)
         note_read(self, self._aliases.get(name, name))
+        shape, element = entry.spec.shape, entry.spec.element
         if entry.start == entry.stop:
-            return select_rows(torch.empty(entry.spec.shape, dtype=entry.spec.dtype, device="cpu"), rows)
-        return select_rows(self._read(entry).view(entry.spec.dtype).view(entry.spec.shape), rows)
+            return StoredEntries.empty(0, element)
+        entries = StoredEntries(self._read(entry), element)
+        if rows is not None and shape:
+            wanted, row = range(shape[0])[slice(*rows)], math.prod(shape[1:])
+            entries = entries[wanted.start * row : wanted.stop * row]
+        # The format promises no alignment.
+        return entries if entries.address % element.itemsize == 0 else StoredEntries(entries.bytes.copy(), element)
 
     @abstractmethod
-    def _read(self, entry: Extent) -> Tensor:
+    def _read(self, entry: Extent) -> Bytes:
         """Return the bytes of a tensor that is not empty."""
 
     def aliases(self) -> Mapping[str, str]:
@@ -196,22 +209,19 @@ class SafetensorsFile(StoredTensors):
         return type(self), (self.path,), {"label": self.label}
 
     @functools.cached_property
-    def _bytes(self) -> Tensor:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            return torch.frombuffer(self._map, dtype=torch.uint8)
+    def _bytes(self) -> Bytes:
+        return np.asarray(WritableBytes(np.frombuffer(self._map, np.uint8)))
 
-    def _read(self, entry: Extent) -> Tensor:
+    def _read(self, entry: Extent) -> Bytes:
         self._check_size(entry)
-        raw = self._bytes[entry.start : entry.stop]
-        return raw.clone() if entry.start % entry.spec.element.itemsize else raw  # the format promises no alignment
+        return self._bytes[entry.start : entry.stop]
 
     def digest(self, name: str, algorithm: str) -> str:
         return digest_bytes(self.read_bytes(name), algorithm)
 
     def address(self, name: str) -> int:
         """Return where in memory the bytes of a tensor are mapped."""
-        return self._bytes.data_ptr() + self._find(name).start
+        return StoredEntries(self._bytes, Element.of("uint8")).address + self._find(name).start
 
     def read_bytes(self, name: str) -> memoryview:
         """Return the bytes of a tensor as they are stored."""

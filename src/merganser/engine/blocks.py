@@ -7,12 +7,15 @@ everywhere.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from merganser.checkpoints.stored_entries import StoredEntries
 
 
 BLOCK = 1 << 18
@@ -78,6 +81,15 @@ def bounds(span: list[Piece]) -> tuple[int, int]:
 def join(span: list[Piece]) -> Piece:
     """Return a run of blocks as one piece."""
     return Piece(*bounds(span), span[0].offset, sum(block.numel for block in span))
+
+
+def cut_entries(
+    rows: StoredEntries, span: list[Piece], shape: tuple[int, ...]
+) -> Iterator[tuple[Piece, StoredEntries]]:
+    """Yield the blocks of a span from the entries of its rows."""
+    origin = span[0].start * math.prod(shape[1:])
+    for block in span:
+        yield block, rows[block.offset - origin : block.offset - origin + block.numel]
 
 
 def take(tensor: Tensor, block: Piece, first_row: int) -> Tensor:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from merganser.engine.blocks import Piece
 from merganser.errors import CheckpointError
@@ -27,6 +27,8 @@ from merganser.strict_json import read_json
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
+
+_Array: TypeAlias = "npt.NDArray[Any]"
 
 FILE = "merganser-changes.json"
 #: Share of blocks in the sample, and share of runs of 1,024 entries within each.
@@ -178,26 +180,37 @@ def read_sums(results: Results) -> list[float]:
     return [results.size, clashes, *map(math.fsum, results.sums.tolist())]
 
 
-def compare_sample(parents: Sequence[Tensor], base: Tensor | None, made: Tensor) -> list[float]:
-    """Return the number of sampled entries and their `compare`, computed by one matrix product."""
-    rows = (
-        torch.stack([_sample(t) for t in (*parents, *(() if base is None else (base,)), made)]).double().cpu().numpy()
-    )
-    reference = rows[0] if base is None else rows[-2]
-    moves = np.concatenate([rows[1:-1] if base is None else rows[:-2], rows[-1:]]) - reference
+def compare_sample(rows: Sequence[_Array], with_base: bool) -> list[float]:
+    """Return the number of sampled entries and their `compare`, computed by one matrix product.
+
+    Args:
+        rows: The `sample` of the parents, of the base if there is one, and of the result.
+        with_base: Whether there is a base.
+    """
+    numbers = np.stack(rows).astype(np.float64, copy=False)
+    reference = numbers[-2] if with_base else numbers[0]
+    moves = np.concatenate([numbers[:-2] if with_base else numbers[1:-1], numbers[-1:]]) - reference
     before = moves[:-1]
     clashes = int(np.count_nonzero((before.max(0) > 0) & (before.min(0) < 0))) if len(before) > 1 else 0
     products = moves @ moves.T
     halves = [float(products[i, j]) for i in range(len(moves)) for j in range(i + 1)]
-    return [rows.shape[1], clashes, float(reference @ reference), float(rows[-1] @ rows[-1]), *halves]
+    made = numbers[-1]
+    return [made.size, clashes, float(reference @ reference), float(made @ made), *halves]
 
 
-def _sample(tensor: Tensor) -> Tensor:
+def sample(tensor: Tensor) -> _Array:
+    """Return the entries of a block that are compared."""
     flat = tensor.detach().reshape(-1)
-    if flat.numel() < RUNS * TILE:
-        return flat
-    whole = flat.numel() // TILE
-    return flat[: whole * TILE].view(whole, TILE)[::RUNS].reshape(-1)
+    if not is_small(flat.numel()):
+        whole = flat.numel() // TILE
+        flat = flat[: whole * TILE].view(whole, TILE)[::RUNS].reshape(-1)
+    numbers: _Array = flat.double().cpu().numpy()
+    return numbers
+
+
+def is_small(numel: int) -> bool:
+    """Return whether all entries of a block of this size are compared."""
+    return numel < RUNS * TILE
 
 
 def conclude(

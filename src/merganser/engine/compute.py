@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from merganser.checkpoints.base import read_entries
 from merganser.checkpoints.dtypes import Element
 from merganser.checkpoints.reads import StoredRead, file_of, noting_reads
+from merganser.checkpoints.stored_entries import StoredEntries
 from merganser.engine import fused
-from merganser.engine.blocks import SPAN, Piece, bounds, join, spans, take
-from merganser.engine.changes import LEAST, Change, compare_sample, conclude, is_looked_at
+from merganser.engine.blocks import SPAN, Piece, bounds, cut_entries, join, spans, take
+from merganser.engine.changes import Change
+from merganser.engine.comparison import Comparison
 from merganser.engine.footprint import footprint
 from merganser.engine.kept import Kept
 from merganser.engine.merge import Merge
@@ -24,7 +27,6 @@ from merganser.engine.ranges import check_input, check_result
 from merganser.engine.running_digests import SourceDigests
 from merganser.engine.tensor_blocks import Mapper, TensorBlocks, serial
 from merganser.engine.thinning import continue_from_kept
-from merganser.lazy import torch
 from merganser.methods.base import Group
 
 if TYPE_CHECKING:
@@ -113,13 +115,12 @@ class Computation:
         self.method, self.labels, self.copies = rule.method, rule.labels, rule.copies
         #: Gains, for tensors whose rule uses them.
         given = preparation or Preparation()
-        self._preparation = given if self.method.equalizes else Preparation(given.state)
+        self.preparation = given if self.method.equalizes else Preparation(given.state)
         self.whole = rule.whole
         self._held: list[tuple[Piece, Group]] | None = None
         #: A state and the recording of merging with it, shared by the spans of a tensor.
         self._merging: tuple[Any, fused.Recorded | None] | None = None
-        #: Statistics of blocks by offset, for `change`.
-        self._seen: dict[int, list[float]] = {}
+        self._comparison = Comparison(output, self.spans) if self.settings.changes else None
 
     @cached_property
     def spans(self) -> list[list[Piece]]:
@@ -132,11 +133,6 @@ class Computation:
     def element(self) -> Element:
         """Return the dtype of the arithmetic."""
         return self._among.merge.arithmetic(self.output)
-
-    @cached_property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype of the arithmetic as a torch dtype."""
-        return self.element.dtype
 
     def footprint(self, entries: int = SPAN) -> int:
         """Return the working memory in bytes that a task may hold when it reads `entries` at once."""
@@ -164,7 +160,7 @@ class Computation:
         return parameters, read, self.labels, self.plan.seed
 
     def merge(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, Tensor]]:
-        """Yield the merged blocks of a span in the dtype of the arithmetic."""
+        """Yield the merged blocks of a span, computed by torch, in the dtype of the arithmetic."""
         if self.copies:
             source = self.output.inputs[0]
             first, last = bounds(span)
@@ -176,49 +172,56 @@ class Computation:
             yield block, self.method.merge(group, state)
         self._held = None
 
-    def results(self, span: list[Piece], state: Any, place: Tensor | None = None) -> Iterator[tuple[Piece, Tensor]]:
+    def results(
+        self, span: list[Piece], state: Any, place: StoredEntries | None = None
+    ) -> Iterator[tuple[Piece, StoredEntries]]:
         """Yield the blocks of a span in the output's dtype. Use each before requesting the next.
 
-        With `place`, the flat tensor that they are for, blocks are computed into it where that is possible.
+        With `place`, the entries of the output that they are for, blocks are computed into it where that is possible.
         """
-        recorded, addresses = continue_from_kept(self, span, state) or self._stored(span, state)
+        element = self.output.spec.element
+        if self.copies:
+            source, rows = self.output.inputs[0], bounds(span)
+            stored = self.sources[source.model].read_stored(source.name, rows)
+            if stored is None or stored.element == element:
+                yield from self._finished(span, state) if stored is None else cut_entries(stored, span, self.shape)
+                return
+        recorded, addresses = continue_from_kept(self, span, state) or self._compiled(span, state)
         if recorded is None or addresses is None:
             yield from self._finished(span, state)
             return
-        dtype = self.output.spec.dtype
-        noted = self.settings.changes or self._digests
+        noted = self._comparison or self._digests
         # Half of a source must not be overwritten if torch has to compute the rest from it.
-        if place is not None and not noted and fused.can_store(place, dtype) and not addresses.include(place):
+        if place is not None and not noted and fused.can_store(place, element) and not addresses.overlap(place):
             whole = join(span)  # one pass: what is stored does not depend on blocks
             out = place[whole.offset : whole.offset + whole.numel]
-            stored = fused.store(recorded, addresses, whole, out, dtype)
-            yield from [(whole, out)] if stored else self._finished(span, state)
+            done = fused.store(recorded, addresses, whole, out, element)
+            yield from [(whole, out)] if done else self._finished(span, state)
             return
-        room = torch.empty(max(block.numel for block in span), dtype=dtype, device="cpu")
+        room = StoredEntries.empty(max(block.numel for block in span), element)
         for block in span:
             out = room[: block.numel]
-            if not fused.store(recorded, addresses, block, out, dtype):
+            if not fused.store(recorded, addresses, block, out, element):
                 yield from self._finished([block], state)
                 continue
-            if self.settings.changes and is_looked_at(self.spans, block):
-                comparison = fused.record_comparison(len(self.output.inputs), self.output.base is not None)
-                self._seen[block.offset] = fused.find_change(comparison, addresses, block, out)
+            if self._comparison:
+                self._comparison.add_compiled(block, addresses, out)
             if self._digests:
                 self._digests.add(block)
             yield block, out
         self._held = None
 
-    def _finished(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, Tensor]]:
+    def _finished(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, StoredEntries]]:
         """Yield the blocks of a span computed by torch, in the output's dtype."""
-        if self.copies or not self.settings.changes or self.output.spec.numel < LEAST:
+        if self.copies:
             for block, tensor in self.merge(span, state):
-                yield block, self.finish(tensor)
+                yield block, StoredEntries.of(self.finish(tensor))
             return
         for block, group in self.groups(span):
             made = self.finish(self.method.merge(group, state))
-            if is_looked_at(self.spans, block):
-                self._seen[block.offset] = compare_sample(group.models, group.base, made)
-            yield block, made
+            if self._comparison:
+                self._comparison.add(block, group, made)
+            yield block, StoredEntries.of(made)
         self._held = None
 
     def noting(self) -> AbstractContextManager[None]:
@@ -231,19 +234,12 @@ class Computation:
 
     def change(self) -> Change | None:
         """Return the change of the tensor, once every block is computed; None if changes are not recorded."""
-        if not self.settings.changes:
-            return None
-        output, parents = self.output, tuple(source.model for source in self.output.inputs)
-        if self.copies:
-            same = self.sources[parents[0]].spec(output.inputs[0].name).dtype == output.spec.dtype
-            return Change("copied" if same else "cast", output.spec.numel, parents)
-        seen = [self._seen[offset] for offset in sorted(self._seen)]
-        return conclude(output.method, output.spec.numel, parents, output.base is not None, seen)
+        return self._comparison.change(self.sources) if self._comparison else None
 
     @cached_property
     def _recordable(self) -> bool:
-        plain = not (self.copies or self.whole or self.output.statistics) and self.dtype == torch.float32
-        return plain and self.settings.device == "cpu" and fused.is_possible(self.output.spec.dtype, self.shape)
+        plain = not (self.whole or self.output.statistics) and self.element.name == "float32"
+        return plain and self.settings.device == "cpu" and fused.is_possible(self.output.spec.element, self.shape)
 
     def record(self, function: Callable[[Group], Any], stores: bool = False) -> fused.Recorded | None:
         """Record a function of the blocks of this output for compiled execution; None if torch must run it."""
@@ -262,7 +258,7 @@ class Computation:
                 self._among.recordings[key] = known
         return known
 
-    def _stored(self, span: list[Piece], state: Any) -> tuple[fused.Recorded | None, fused.Addresses | None]:
+    def _compiled(self, span: list[Piece], state: Any) -> tuple[fused.Recorded | None, fused.Addresses | None]:
         """Return the recording of the rule, and the addresses of what it reads in this span."""
         if self._merging is None or self._merging[0] is not state:
             merge: Callable[[Group], Tensor] = lambda group: self.method.merge(group, state)  # noqa: E731
@@ -270,24 +266,24 @@ class Computation:
         return self._merging[1], self.addresses(span) if self._merging[1] else None
 
     def addresses(self, span: list[Piece]) -> fused.Addresses | None:
-        """Read the rows of a span, as they are stored."""
+        """Read the rows of a span, and return their addresses; None if they cannot be used in place."""
         first, last = bounds(span)
-        tensors = [self.sources[s.model].read(s.name, (first, last)) for s in self.output.reads]
+        rows = [read_entries(self.sources[source.model], source.name, (first, last)) for source in self.output.reads]
         origin = first * math.prod(self.shape[1:])
         if self._digests:
-            self._digests.follow(self._reads_noted, tensors, origin)
-        return fused.Addresses.of(tensors, origin)
+            self._digests.follow(self._reads_noted, rows, origin)
+        return fused.Addresses.of(rows, origin)
 
     @property
     def _about(self) -> dict[str, Any]:
         """Return the fields of a group that all blocks share."""
-        gains = self._preparation.gains
+        gains = self.preparation.gains
         return {
             "name": self.output.name,
             "labels": self.labels,
             "shape": self.shape,
             "seed": self.plan.seed,
-            "prepared": self._preparation.state,
+            "prepared": self.preparation.state,
             "gains": tuple(gains.get(label, 1.0) for label in self.labels) if gains else (),
         }
 
@@ -296,7 +292,7 @@ class Computation:
         narrow = tensor.to(self.output.spec.dtype)
         if not self.settings.allow_nan and tensor.is_floating_point() and narrow.is_floating_point():
             check_result(tensor, narrow, self.output.name, None if self.copies else self.output.method)
-        return narrow.cpu()
+        return narrow.cpu().contiguous()
 
     def prefetch(self, span: list[Piece]) -> None:
         """Let the sources read ahead the data of a span."""
@@ -340,7 +336,7 @@ class Computation:
         return checkpoint.read(source.name, rows if cut else None), cut
 
     def _widen(self, tensor: Tensor, source: Source) -> Tensor:
-        wide = tensor.to(device=self.settings.device, dtype=self.dtype)
+        wide = tensor.to(device=self.settings.device, dtype=self.element.dtype)
         if not self.settings.allow_nan:
             squares = self.method.reach != "elementwise"
             label = self.plan.models[source.model].label

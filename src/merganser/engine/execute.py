@@ -10,19 +10,23 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, TypeVar
 
+from merganser.engine import fused
 from merganser.engine.blocks import SPAN, Piece
 from merganser.engine.compute import Arithmetic, Computation, Computations
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Output, Plan
 from merganser.engine.sinks import Sink, place_of
 from merganser.engine.workers import DEFAULT_MEMORY
-from merganser.lazy import torch
+from merganser.lazy import once_imported, torch
 
 T = TypeVar("T")
 #: Fixed cost of an output, in entries.
 _OVERHEAD = 1 << 14
+#: So many small tensors take longer without torch than to import it.
+_MANY = 4000
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,10 @@ def run_in_threads(todo: Sequence[Computation], sink: Sink, workers: int, memory
 def pending(computations: Computations, sink: Sink) -> list[Computation]:
     """Return the computations of the outputs that `sink` does not have."""
     have = sink.done()
-    return [computations.of(output) for output in computations.merge.plan.outputs if output.name not in have]
+    todo = [computations.of(output) for output in computations.merge.plan.outputs if output.name not in have]
+    if sum(fused.is_costly(computation.method, computation.shape) for computation in todo) > _MANY:
+        import_module("torch")
+    return todo
 
 
 def run_batch(
@@ -87,8 +94,8 @@ def run_batch(
 def _run_span(computation: Computation, span: list[Piece], state: Any, sink: Sink) -> None:
     place = place_of(sink, computation.output)
     with computation.noting():
-        for block, tensor in computation.results(span, state, place):
-            sink.write(computation.output, block, tensor)
+        for block, entries in computation.results(span, state, place):
+            sink.write(computation.output, block, entries)
 
 
 def _submit_large(pool: _Pool, computation: Computation, sink: Sink, counter: Counter) -> None:
@@ -194,10 +201,18 @@ class _Pool:
 
 @contextlib.contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Limit torch to one thread: workers are the parallelism, and one thread fixes the bits of decompositions."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Limit torch to one thread, also if it is imported inside the block: workers are the parallelism, and one thread
+    fixes the bits of decompositions.
+    """
+    before: list[int] = []
+
+    def limit(torch: Any) -> None:
+        before.append(torch.get_num_threads())
+        torch.set_num_threads(1)
+
     try:
-        yield
+        with once_imported("torch", limit):
+            yield
     finally:
-        torch.set_num_threads(before)
+        if before:
+            torch.set_num_threads(before[0])

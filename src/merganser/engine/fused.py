@@ -13,19 +13,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from merganser.checkpoints.dtypes import Element
+from merganser.checkpoints.stored_entries import StoredEntries
 from merganser.engine.blocks import Piece
 from merganser.engine.changes import RUNS, compare, read_sums
 from merganser.kernels import tiles
 from merganser.kernels.recording import Draws, Recording, check_filled, fill_in
-from merganser.lazy import np
-from merganser.methods.base import Group
+from merganser.lazy import is_imported, np
+from merganser.methods.base import Group, Method
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    import torch
     from torch import Tensor
 
-#: Smaller tensors are not worth recording.
+#: Smaller tensors are not worth recording, unless torch would be imported for them.
 WORTH = 1 << 15
 
 
@@ -120,34 +121,47 @@ def _seed(group: Group, model: int) -> tuple[int, ...]:
 
 
 class Addresses:
-    """The addresses of the rows of tensors that were read together; None if they cannot be used in place."""
+    """The addresses of the same rows of tensors.
 
-    def __init__(self, tensors: Sequence[Tensor], origin: int) -> None:
-        self._tensors = tensors  # kept alive
+    Args:
+        rows: The rows of each tensor, in dtypes that can be read (`of`).
+        origin: The flat index of their first entry.
+    """
+
+    def __init__(self, rows: Sequence[StoredEntries], origin: int) -> None:
+        self._rows = rows  # kept alive
         self._origin = origin
-        self._sizes = np.array([tensor.itemsize for tensor in tensors], np.int64)
-        self._table = np.array([[tensor.data_ptr(), tiles.DTYPES[str(tensor.dtype)]] for tensor in tensors], np.int64)
+        self._sizes = np.array([each.element.itemsize for each in rows], np.int64)
+        self._table = np.array([_place(each) for each in rows], np.int64)
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor], origin: int) -> Addresses | None:
-        """Return the addresses; `origin` is the flat index of the first entry read."""
-        fit = all(str(t.dtype) in tiles.DTYPES and t.is_contiguous() and t.device.type == "cpu" for t in tensors)
-        return cls(tensors, origin) if fit else None
+    def of(cls, rows: Sequence[StoredEntries | None], origin: int) -> Addresses | None:
+        """Return the addresses; None if there are none, or a dtype cannot be read."""
+        fit = [each for each in rows if each is not None and each.element.name in tiles.DTYPES]
+        return cls(fit, origin) if len(fit) == len(rows) else None
 
-    def include(self, tensor: Tensor) -> bool:
-        """Return whether one of the tensors has memory in common with another."""
-        memory = tensor.untyped_storage().data_ptr()
-        return any(each.untyped_storage().data_ptr() == memory for each in self._tensors)
+    def overlap(self, entries: StoredEntries) -> bool:
+        """Return whether one of the tensors has memory in common with other entries."""
+        return any(each.overlap(entries) for each in self._rows)
 
-    def at(self, block: Piece, *more: Tensor) -> npt.NDArray[np.int64]:
-        """Return the addresses of a block, and of further tensors of that size, with the codes of their dtypes."""
+    def rows(self, block: Piece) -> list[StoredEntries]:
+        """Return the entries of a block."""
+        start = block.offset - self._origin
+        return [each[start : start + block.numel] for each in self._rows]
+
+    def at(self, block: Piece, *more: StoredEntries) -> npt.NDArray[np.int64]:
+        """Return the addresses of a block, and of further entries of that size, with the numbers of their dtypes."""
         own = len(self._table)
         table = np.empty((own + len(more), 2), np.int64)
         table[:own] = self._table
         table[:own, 0] += (block.offset - self._origin) * self._sizes
-        for row, tensor in enumerate(more, own):
-            table[row] = tensor.data_ptr(), tiles.DTYPES[str(tensor.dtype)]
+        for row, each in enumerate(more, own):
+            table[row] = _place(each)
         return table
+
+
+def _place(entries: StoredEntries) -> tuple[int, int]:
+    return entries.address, tiles.DTYPES[entries.element.name]
 
 
 def find(recorded: Recorded, addresses: Addresses, block: Piece, stride: int = 1) -> list[Any] | None:
@@ -156,26 +170,34 @@ def find(recorded: Recorded, addresses: Addresses, block: Piece, stride: int = 1
     return None if results is None else [fill_in(recorded.found, results)]
 
 
-def find_change(recorded: Recorded, addresses: Addresses, block: Piece, made: Tensor) -> list[float]:
+def find_change(addresses: Addresses, with_base: bool, block: Piece, made: StoredEntries) -> list[float]:
     """Return the number of sampled entries and `changes.compare` of a block that was just computed."""
     table = addresses.at(block, made)
+    recorded = record_comparison(len(table) - 1 - with_base, with_base)
     results = tiles.run(recorded.program, table, recorded.seeds, block.offset, block.numel, stride=RUNS)
     assert results is not None, "compiled results are finite"
     return read_sums(results)
 
 
-def store(recorded: Recorded, addresses: Addresses, block: Piece, out: Tensor, dtype: torch.dtype) -> bool:
-    """Compute a block, rounded to `dtype`, into `out`; return False if torch must compute it."""
+def store(recorded: Recorded, addresses: Addresses, block: Piece, out: StoredEntries, element: Element) -> bool:
+    """Compute a block, rounded to a dtype, into `out` of this dtype or float32; return False if torch must do it."""
     program, table = recorded.program, addresses.at(block)
-    return tiles.run(program, table, recorded.seeds, block.offset, block.numel, out, dtype=dtype) is not None
+    number = (tiles.DTYPES if out.element == element else tiles.ROUNDED)[element.name]
+    return tiles.run(program, table, recorded.seeds, block.offset, block.numel, out.address, number) is not None
 
 
-def can_store(place: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether results of a dtype can be computed into a tensor: one of that dtype, or of float32."""
-    fits = place.dtype == dtype or (str(place.dtype) == "torch.float32" and str(dtype) in tiles.ROUNDED)
-    return fits and place.device.type == "cpu" and place.is_contiguous()
+def can_store(place: StoredEntries, element: Element) -> bool:
+    """Return whether results of a dtype can be computed into a place: one of that dtype, or of float32."""
+    return place.element == element or (place.element.name == "float32" and element.name in tiles.ROUNDED)
 
 
-def is_possible(output_dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
-    """Return whether there is a compiled runner, and whether a tensor of this shape is worth it."""
-    return str(output_dtype) in tiles.DTYPES and math.prod(shape) >= WORTH and tiles.library() is not None
+def is_costly(method: Method, shape: tuple[int, ...]) -> bool:
+    """Return whether to record a rule takes longer than to let torch run it: for small tensors, if each has a state."""
+    return method.reach == "reduce_map" and math.prod(shape) < WORTH
+
+
+def is_possible(element: Element, shape: tuple[int, ...]) -> bool:
+    """Return whether outputs of a dtype can be compiled, and whether one of this shape is worth it."""
+    if element.name not in tiles.DTYPES or tiles.library() is None:
+        return False
+    return math.prod(shape) >= WORTH or not is_imported("torch")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from merganser.checkpoints.stored_entries import StoredEntries
 
 
 class Kept:
@@ -21,7 +20,7 @@ class Kept:
     def __init__(self, room: int = 0) -> None:
         self._room = room
         self._states: dict[str, tuple[Any, Any]] = {}
-        self._vectors: dict[Hashable, tuple[Any, Sequence[Tensor], int]] = {}
+        self._vectors: dict[Hashable, tuple[Any, Sequence[StoredEntries], int]] = {}
         self._lock = threading.Lock()
         #: The number of bytes that thinned task vectors take.
         self.held = 0
@@ -33,8 +32,8 @@ class Kept:
         return self._states[output][1]
 
     def vectors(
-        self, place: Hashable, cause: Any, nbytes: int, compute: Callable[[], Sequence[Tensor] | None]
-    ) -> Sequence[Tensor] | None:
+        self, place: Hashable, cause: Any, nbytes: int, compute: Callable[[], Sequence[StoredEntries] | None]
+    ) -> Sequence[StoredEntries] | None:
         """Return the thinned task vectors at a place, computed now if they are not kept.
 
         Args:

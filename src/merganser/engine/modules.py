@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from torch import Tensor, nn
 
+from merganser.checkpoints.stored_entries import StoredEntries
 from merganser.engine.blocks import Piece
 from merganser.engine.changes import Change
 from merganser.engine.plan import Output, Plan
@@ -62,8 +63,8 @@ class ModuleSink:
     def place(self, output: Output) -> Tensor:
         return self._tensors[output.name].view(-1)
 
-    def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
-        copy_piece(self.place(output), piece, tensor)
+    def write(self, output: Output, piece: Piece, entries: StoredEntries) -> None:
+        copy_piece(self.place(output), piece, entries)
 
     def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
         pass

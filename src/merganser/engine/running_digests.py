@@ -7,15 +7,13 @@ and the bytes must be read again for it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from merganser.checkpoints.digests import DIGESTS
 from merganser.checkpoints.reads import StoredRead
 from merganser.checkpoints.safetensors_file import SafetensorsFile
+from merganser.checkpoints.stored_entries import StoredEntries
 from merganser.engine.blocks import Piece
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class RunningDigest:
@@ -57,9 +55,9 @@ class SourceDigests:
         self._algorithm = algorithm
         self._running: dict[StoredRead, tuple[RunningDigest, memoryview, int]] = {}
 
-    def follow(self, reads: Iterable[StoredRead], tensors: Sequence[Tensor], origin: int) -> None:
-        """Start the reads whose bytes are those of a tensor that begins at the flat index `origin`."""
-        places = {tensor.data_ptr() - origin * tensor.itemsize for tensor in tensors}
+    def follow(self, reads: Iterable[StoredRead], rows: Sequence[StoredEntries | None], origin: int) -> None:
+        """Start the reads whose bytes are those of rows that begin at the flat index `origin`."""
+        places = {each.address - origin * each.element.itemsize for each in rows if each is not None}
         for read in reads:
             checkpoint, name = read
             if read not in self._running and isinstance(checkpoint, SafetensorsFile):

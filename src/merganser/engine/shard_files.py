@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from merganser.checkpoints.digests import DIGESTS
+from merganser.checkpoints.stored_entries import StoredEntries
 from merganser.engine.blocks import Piece
 from merganser.engine.changes import Change
 from merganser.engine.checksums import Tally, checksum
@@ -16,10 +16,6 @@ from merganser.engine.layout import Shard
 from merganser.engine.plan import Output
 from merganser.engine.running_digests import RunningDigest
 from merganser.engine.sinks import Digests, Finished
-from merganser.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _CHUNK = 1 << 18
 
@@ -53,11 +49,11 @@ class ShardFiles:
             name: (number, offset) for number, shard in enumerate(shards) for name, offset in shard.offsets.items()
         }
 
-    def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
+    def write(self, output: Output, piece: Piece, entries: StoredEntries) -> None:
         if not piece.numel:
             return
         number, offset = self._places[output.name]
-        data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+        data = entries.bytes.data
         self._tally.add(output, piece, data)
         if self._digest:
             running = self._running.get(output.name)

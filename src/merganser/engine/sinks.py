@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
+from merganser.checkpoints.stored_entries import StoredEntries
 from merganser.engine.blocks import Piece
 from merganser.lazy import torch
 
@@ -37,7 +38,7 @@ class Sink(Protocol):
         """Return the outputs that exist already and need not be computed."""
         ...
 
-    def write(self, output: Output, piece: Piece, tensor: Tensor) -> None: ...
+    def write(self, output: Output, piece: Piece, entries: StoredEntries) -> None: ...
 
     def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
         """Called once, after the last piece of an output, with its change and the digests of stored tensors first
@@ -56,10 +57,11 @@ class PlacedSink(Sink, Protocol):
         ...
 
 
-def place_of(sink: Sink | PlacedSink, output: Output) -> Tensor | None:
-    """Return the flat tensor of an output in a `PlacedSink`; None for other sinks."""
+def place_of(sink: Sink | PlacedSink, output: Output) -> StoredEntries | None:
+    """Return the entries of an output in a `PlacedSink`; None for other sinks, and if they are on another device."""
     place = getattr(sink, "place", None)
-    return None if place is None else place(output)
+    flat: Tensor | None = None if place is None else place(output)
+    return None if flat is None or flat.device.type != "cpu" or not flat.is_contiguous() else StoredEntries.of(flat)
 
 
 class ReportingSink(Sink, Protocol):
@@ -99,8 +101,8 @@ class DictSink:
     def place(self, output: Output) -> Tensor:
         return self.tensors[output.name].view(-1)
 
-    def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
-        copy_piece(self.place(output), piece, tensor)
+    def write(self, output: Output, piece: Piece, entries: StoredEntries) -> None:
+        copy_piece(self.place(output), piece, entries)
 
     def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
         pass
@@ -109,8 +111,8 @@ class DictSink:
         return self.tensors | {alias: self.tensors[name] for alias, name in self._aliases.items()}
 
 
-def copy_piece(target: Tensor, piece: Piece, tensor: Tensor) -> None:
+def copy_piece(target: Tensor, piece: Piece, entries: StoredEntries) -> None:
     """Copy a piece to its place, unless it was computed there."""
     part = target[piece.offset : piece.offset + piece.numel]
-    if part.data_ptr() != tensor.data_ptr():
-        part.copy_(tensor.reshape(-1))
+    if part.data_ptr() != entries.address:
+        part.copy_(entries.tensor())

@@ -31,7 +31,8 @@ class TensorBlocks:
     """The blocks of one output, streamed from its sources as often as the rule needs (`methods.base.Blocks`)."""
 
     def __init__(self, computation: Computation, mapper: Mapper = serial) -> None:
-        self.shape = computation.shape
+        self.name, self.labels = computation.output.name, computation.labels
+        self.shape, self.prepared = computation.shape, computation.preparation.state
         self._computation = computation
         self._mapper = mapper
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from merganser.checkpoints.base import read_entries
+from merganser.checkpoints.dtypes import Element
+from merganser.checkpoints.stored_entries import StoredEntries
 from merganser.engine import fused
 from merganser.engine.blocks import Piece, bounds, join
-from merganser.lazy import torch
 from merganser.methods.base import Group, Thinning
 
 if TYPE_CHECKING:
@@ -49,17 +51,20 @@ def continue_from_kept(
     if vectors is None:
         return None
     rows = bounds(span)
-    stored = computation.sources[base.model].read(base.name, rows).reshape(-1)
+    stored = read_entries(computation.sources[base.model], base.name, rows)
+    if stored is None:
+        return None
     addresses = fused.Addresses.of(
         [*vectors, stored[whole.offset - rows[0] * math.prod(computation.shape[1:]) :]], whole.offset
     )
     return None if addresses is None else (combine, addresses)
 
 
-def _thin(computation: Computation, method: Thinning, span: list[Piece], state: Any) -> list[Tensor] | None:
+def _thin(computation: Computation, method: Thinning, span: list[Piece], state: Any) -> list[StoredEntries] | None:
     """Return the thinned task vectors of a span; None if torch must compute them."""
     addresses, whole = computation.addresses(span), join(span)
-    found: list[Tensor] = []
+    found: list[StoredEntries] = []
+    wide = Element.of("float32")
     for model in range(len(computation.output.inputs)):
 
         def thin(group: Group, model: int = model) -> Tensor:
@@ -68,7 +73,7 @@ def _thin(computation: Computation, method: Thinning, span: list[Piece], state: 
         recorded = computation.record(thin, stores=True)
         if recorded is None or addresses is None:
             return None
-        found.append(torch.empty(whole.numel, dtype=torch.float32, device="cpu"))
-        if not fused.store(recorded, addresses, whole, found[-1], torch.float32):
+        found.append(StoredEntries.empty(whole.numel, wide))
+        if not fused.store(recorded, addresses, whole, found[-1], wide):
             return None
     return found

@@ -8,8 +8,9 @@ import shutil
 import threading
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from merganser.checkpoints.stored_entries import StoredEntries
 from merganser.engine.blocks import Piece
 from merganser.engine.changes import FILE, Change, Changes
 from merganser.engine.directories import check_writable
@@ -22,9 +23,6 @@ from merganser.engine.sinks import Digests, Finished
 from merganser.engine.source_files import SourceFiles
 from merganser.engine.staging import Staging
 from merganser.errors import InputError, MerganserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SYNC_SECONDS = 5.0
 
@@ -163,9 +161,9 @@ class CheckpointWriter:
     def done(self) -> Collection[str]:
         return frozenset(self._done)
 
-    def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
+    def write(self, output: Output, piece: Piece, entries: StoredEntries) -> None:
         self._raise_failure()
-        self._open_files.write(output, piece, tensor)
+        self._open_files.write(output, piece, entries)
 
     def for_worker(self) -> WorkerSink:
         self._staging.leave()  # lock and journal belong to the parent

@@ -16,17 +16,15 @@ from merganser.lazy import np
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    import torch
-    from torch import Tensor
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
 #: Entries of a tile, and of a run of `spheres.total`.
 TILE = 1024
 #: The dtypes that can be read and written, by their numbers in the library.
-DTYPES = {"torch.float32": 0, "torch.bfloat16": 1, "torch.float16": 2}
+DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 #: The numbers of results that are rounded to a dtype and stored in float32.
-ROUNDED = {"torch.bfloat16": 3, "torch.float16": 4}
+ROUNDED = {"bfloat16": 3, "float16": 4}
 #: The version of the library that this module speaks to; another was built from older sources.
 VERSION = 3
 #: The fields of a step, as numpy has them.
@@ -116,9 +114,9 @@ def run(
     seeds: Array,
     offset: int,
     size: int,
-    out: Tensor | None = None,
+    out: int | None = None,
+    dtype: int = 0,
     stride: int = 1,
-    dtype: torch.dtype | None = None,
 ) -> Results | None:
     """Run a program over a block.
 
@@ -128,9 +126,9 @@ def run(
         seeds: For each of the program's draws the state and the increment of its generator, in halves.
         offset: The flat index of the block's first entry.
         size: The number of its entries.
-        out: The destination of a program that stores the block.
+        out: The address of the result, for a program that stores the block.
+        dtype: The number of the result's dtype.
         stride: Compute one in `stride` tiles.
-        dtype: The dtype of the result, if it is not that of `out`, which is then float32.
 
     Returns:
         The results; None if an input or a result is not finite, so that torch must compute it.
@@ -143,10 +141,9 @@ def run(
     counts = np.zeros((program.scans, 4), np.int64)
     room = 0 if not program.scans else taken * TILE if program.takes else size // 8
     kept = np.empty((program.scans, room), np.uint32)
-    code = 0 if out is None else DTYPES[str(out.dtype)] if dtype in (None, out.dtype) else ROUNDED[str(dtype)]
     job = _TileJob(
         sources.ctypes.data, seeds.ctypes.data, offset, size, program.tile, stride, program.row,
-        out.data_ptr() if out is not None else None, code,
+        out, dtype,
         *(array.ctypes.data if array.size else None for array in (sums, counts, kept)), room,
     )  # fmt: skip
     state = library()(

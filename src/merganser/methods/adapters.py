@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from merganser.kernels.spectra import Factors, top_svd
 from merganser.lazy import torch
-from merganser.methods.base import Group, Method
+from merganser.methods.base import Group, Method, State
 from merganser.methods.matrices import FLOOR, MatrixRule, WeightedDeltas
 from merganser.methods.parameters import param
 from merganser.methods.registry import build, lookup, register
@@ -148,8 +148,20 @@ class _OneBlock:
     group: Group
 
     @property
+    def name(self) -> str:
+        return self.group.name
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.group.labels
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return self.group.shape
+
+    @property
+    def prepared(self) -> State:
+        return self.group.prepared
 
     def __len__(self) -> int:
         return 1

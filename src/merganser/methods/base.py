@@ -85,11 +85,21 @@ class Blocks(Protocol):
     """The blocks of one output tensor, readable any number of times, in the order of their elements.
 
     How a tensor is split depends on its shape alone. Matrices are split between rows, larger tensors between rows of
-    the first axis too, unless such a row has more than 2¹⁶ elements; vectors anywhere.
+    the first axis too, unless such a row has more than 2¹⁶ elements; vectors anywhere. `name`, `labels`, `shape` and
+    `prepared` are those of every block, known without reading one.
     """
 
     @property
+    def name(self) -> str: ...
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+
+    @property
     def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def prepared(self) -> State: ...
 
     def __len__(self) -> int: ...
 

@@ -56,9 +56,9 @@ class ESM(MatrixRule):
         """Return the scale of every matrix among those of the same kind."""
         norms: dict[str, dict[str, float]] = {}
         for _, blocks in tensors:
-            if len(blocks) and blocks[0].statistics.get("gram") and self.applies(blocks[0].name, blocks.shape):
+            if len(blocks) and blocks[0].statistics.get("gram") and self.applies(blocks.name, blocks.shape):
                 norm = float(self._essential(blocks[0]).norm())
-                norms.setdefault(re.sub(r"\d+", "#", blocks[0].name), {})[blocks[0].name] = norm
+                norms.setdefault(re.sub(r"\d+", "#", blocks.name), {})[blocks.name] = norm
         return {
             name: ratio for kind in norms.values() for name, ratio in zip(kind, self._polar(kind.values()), strict=True)
         }

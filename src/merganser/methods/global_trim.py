@@ -46,7 +46,7 @@ def global_cutoffs(tensors: Iterable[tuple[Mapping[str, Any], Blocks]], density:
     cutoffs = largest(Chain([blocks for _, blocks in listed]), magnitudes, counts, starts[-1])
     return {
         "cutoffs": [[cutoff.value, cutoff.index] for (cutoff,) in cutoffs],
-        "starts": {blocks[0].name: start for (_, blocks), start in zip(listed, starts, strict=False)},
+        "starts": {blocks.name: start for (_, blocks), start in zip(listed, starts, strict=False)},
     }
 
 

@@ -40,7 +40,7 @@ def common_gains(tensors: Iterable[Blocks]) -> dict[str, float]:
     squares: dict[str, list[float]] = {}
     for blocks in tensors:
         if len(blocks) and math.prod(blocks.shape):
-            for label, column in zip(blocks[0].labels, zip(*blocks.map(_squares), strict=True), strict=True):
+            for label, column in zip(blocks.labels, zip(*blocks.map(_squares), strict=True), strict=True):
                 squares.setdefault(label, []).extend(column)
     norms = {label: math.sqrt(math.fsum(parts)) for label, parts in squares.items()}
     positive = [math.log(norm) for norm in norms.values() if norm > 0]

@@ -117,7 +117,7 @@ class Trimmed(TaskVectors):
     def reduce(self, blocks: Blocks) -> State:
         if self.scope == "tensor":
             return self.sparsifier.survey(blocks)
-        return self.sparsifier.with_cutoffs(blocks, local_cutoffs(blocks[0].prepared, blocks[0].name))
+        return self.sparsifier.with_cutoffs(blocks, local_cutoffs(blocks.prepared, blocks.name))
 
 
 @register

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.references import parts
 from merganser.checkpoints.safetensors_file import SafetensorsFile
+from merganser.checkpoints.stored_entries import StoredEntries
 from merganser.checkpoints.weight_files import WeightFile, open_weights, read_header, stored_name
 from merganser.engine.blocks import Piece
 from merganser.engine.changes import Change
@@ -25,14 +25,11 @@ from merganser.engine.plan import Output, Plan
 from merganser.engine.sinks import Digests
 from merganser.engine.workers import DEFAULT_MEMORY
 from merganser.errors import InputError
-from merganser.lazy import torch
+from merganser.lazy import np
 from merganser.origin.lock_file import LockFile, read_lock
 from merganser.origin.verification import Verification, find_output
 from merganser.recipes.loading import load
 from merganser.recipes.planning import prepare
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def rebuild(
@@ -119,17 +116,17 @@ class ComparingSink:
     def done(self) -> Collection[str]:
         return self._skipped
 
-    def write(self, output: Output, piece: Piece, tensor: Tensor) -> None:
+    def write(self, output: Output, piece: Piece, entries: StoredEntries) -> None:
         if not piece.numel:
             return
         size = output.spec.element.itemsize
         there = self._expected[output.name][piece.offset * size : (piece.offset + piece.numel) * size]
-        made = tensor.contiguous().view(-1).view(torch.uint8)
-        if made.numpy().data == there:
+        made = entries.bytes
+        if made.data == there:
             return
-        stored = torch.frombuffer(bytearray(there), dtype=torch.uint8)
+        different = int(np.count_nonzero(made != np.frombuffer(there, np.uint8)))
         with self._lock:
-            self.different[output.name] = self.different.get(output.name, 0) + int((made != stored).sum())
+            self.different[output.name] = self.different.get(output.name, 0) + different
 
     def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
         with self._lock:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Rows
 from merganser.checkpoints.digests import digest_bytes
 from merganser.checkpoints.remote.files import FIRST, RemoteFile
 from merganser.checkpoints.remote.read_ahead import read_ahead
 from merganser.checkpoints.safetensors_file import MAX_HEADER, Extent, StoredTensors, parse_header
+from merganser.checkpoints.stored_entries import Bytes
 from merganser.errors import CheckpointError
-from merganser.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from merganser.lazy import np
 
 
 class RemoteSafetensors(StoredTensors):
@@ -28,8 +25,8 @@ class RemoteSafetensors(StoredTensors):
         self.directory = directory
         super().__init__(*_read_header(file))
 
-    def _read(self, entry: Extent) -> Tensor:
-        return torch.frombuffer(read_ahead().read(self.file, entry.start, entry.stop), dtype=torch.uint8)
+    def _read(self, entry: Extent) -> Bytes:
+        return np.frombuffer(read_ahead().read(self.file, entry.start, entry.stop), np.uint8)
 
     def peek(self, name: str, first: int, count: int) -> bytes:
         entry = self._find(name)
