@@ -52,6 +52,8 @@ METHODS: dict[str, dict[str, object]] = {
 #: How many models each takes besides the base, if not three, and what mergekit does not have.
 MODELS = {"slerp": 1, "nuslerp": 2, "arcee_fusion": 1}
 OURS_ALONE = {"consensus_ta", "ram"}
+#: What is not merged without torch.
+WITH_TORCH = {"arcee_fusion"}
 
 
 def shapes(parameters: float) -> dict[str, tuple[int, ...]]:
@@ -143,8 +145,8 @@ def limit(program: Path, method: str, paths: list[Path], out: Path) -> Run:
     return measure(limit_command(program, method, paths, out), out, keep=True)
 
 
-def startup(directory: Path) -> Run:
-    """A merge of one small tensor: what Python, torch, planning and writing cost apart from weights."""
+def startup(directory: Path, with_torch: bool = False) -> Run:
+    """A merge of one small tensor: what Python, planning, writing and, if needed, torch cost apart from weights."""
     from safetensors.torch import save_file
 
     path = directory / "one-tensor"
@@ -152,7 +154,8 @@ def startup(directory: Path) -> Run:
     save_file({"w": torch.ones(8, 8)}, path / "model.safetensors", {"format": "pt"})
     (path / "config.json").write_text("{}")
     config = directory / "start.json"
-    config.write_text(json.dumps({"method": "linear", "models": [str(path)]}))
+    method = {"method": "arcee_fusion", "base": str(path)} if with_torch else {"method": "linear"}
+    config.write_text(json.dumps({**method, "models": [str(path)]}))
     return median([merge(config, directory / "out") for _ in range(3)])
 
 
@@ -276,7 +279,8 @@ def main() -> None:
                 command = [str(peer / "mergekit-yaml"), str(config), str(out), "--no-copy-tokenizer"]
                 sides["mergekit"] = [measure(command, out, {"HF_HUB_OFFLINE": "1"})]
         shutil.rmtree(out, ignore_errors=True)
-        row = compare({name: median(runs) for name, runs in sides.items()}, start)
+        begun = startup(options.workdir, with_torch=True) if method in WITH_TORCH else start
+        row = compare({name: median(runs) for name, runs in sides.items()}, begun)
         print(f"{method:<16}" + "".join(f"{cell:>11}" for cell in cells(row)), flush=True)
         found = {
             "start_up": start.seconds,

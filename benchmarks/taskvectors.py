@@ -56,7 +56,7 @@ def main() -> None:
     recipe = options.workdir / "expression.json"
     models = dict(zip(("base", "a", "b", "c"), map(str, paths), strict=True))
     recipe.write_text(json.dumps({"expression": "base + 0.4*(a + b) - c", "models": models}))
-    start = startup(options.workdir).seconds
+    start = startup(options.workdir, with_torch=True).seconds
     program = compile_limit(options.workdir)
     listed = [str(out), *map(str, paths)]
     sides = {

@@ -48,8 +48,8 @@ def conditions(measured: Mapping[str, Any]) -> str:
     return (
         f"A base and three models of {measured['params']} parameters in bfloat16 (`linear` merges the three models, "
         "`nuslerp` the base and two, `slerp` and `arcee_fusion` the base and one), with a warm cache and synced "
-        f"output. The limit is {LIMIT}, with two threads. The ratios to it exclude the {measured['start_up']:.1f} s in "
-        "which Python and torch start. A ratio below one means that the limit is not tight. Merganser and the limit "
+        f"output. The limit is {LIMIT}, with two threads. The ratios to it exclude the {measured['start_up']:.1f} s of "
+        "start-up. A ratio below one means that the limit is not tight. Merganser and the limit "
         "are medians over the repetitions in the command; mergekit ran once."
     )
 

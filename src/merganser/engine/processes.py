@@ -32,6 +32,7 @@ from merganser.engine.plan import Output
 from merganser.engine.sinks import Finished, ReportingSink, SharedSink
 from merganser.engine.workers import DEFAULT_MEMORY
 from merganser.errors import MerganserError
+from merganser.lazy import is_imported
 
 Batch = Sequence[Computation]
 #: Least work that is worth forking for.
@@ -54,7 +55,8 @@ def execute_in_processes(
 ) -> None:
     """Run `execute` with processes as workers if that is possible and faster, else with threads."""
     workers = workers or os.cpu_count() or 1
-    todo = pending(Computations(merge, settings), sink)
+    computations = Computations(merge, settings)
+    todo = pending(computations, sink)
     counter = Counter(todo, merge.plan, on_progress)
     cut = list(batches(todo))
     # Threads share the state of an inner merge and fetched data.
@@ -63,6 +65,7 @@ def execute_in_processes(
         run_in_threads(todo, sink, workers, memory, counter)
     else:
         with one_torch_thread():
+            import_what_rules_need(computations, todo)
             _run(cut, sink, workers, memory, counter.add)
 
 
@@ -79,6 +82,19 @@ def worthwhile(cut: Sequence[Batch], workers: int) -> bool:
         return False
     sizes = [sum(map(work, batch)) for batch in cut]
     return sum(sizes) >= max(_WORTH, workers * max(sizes))
+
+
+def import_what_rules_need(computations: Computations, todo: Sequence[Computation]) -> None:
+    """Try each kind of rule on its smallest tensor: if it needs torch, that is imported once, before workers start."""
+    smallest: dict[Any, Output] = {}
+    for computation in sorted(todo, key=work):
+        smallest.setdefault((type(computation.method), computation.output.base is None), computation.output)
+    for output in smallest.values():
+        trial = computations.of(output)
+        if len(trial.spans) == 1 and not is_imported("torch"):
+            with contextlib.suppress(Exception):  # raised again by the worker that computes this output
+                for _ in trial.results(trial.spans[0], trial.state()):
+                    pass
 
 
 def _run(

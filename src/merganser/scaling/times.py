@@ -34,7 +34,7 @@ class Machine:
 
     Attributes:
         cores: Processors that a program may use.
-        start_up: Processor seconds before the first tensor: Python, torch, the plan, the journal.
+        start_up: Processor seconds before the first tensor: Python, the plan, the journal.
         per_tensor: Processor seconds that a tensor costs besides its bytes.
         write: Bytes written and synced by one thread.
         read: Bytes read by one thread of a file that is not in memory.
