@@ -52,7 +52,7 @@ export function Chart({ series, x = "", y = "", title, mark, format = (v) => num
   return (
     <figure class="chart" ref={place}>
       <svg viewBox={`0 0 ${W} ${H}`} role="img" aria-label={`${title}. ${shown.map((s) => `${s.name}: ${s.y.length} points`).join("; ")}`} onMouseMove={move} onMouseLeave={() => set(null)}>
-        {ticks(y0, y1, 4).map((v) => <g key={v}><line class="grid" x1={L} x2={W - R} y1={py(v)} y2={py(v)} /><text x={L - 8} y={py(v) + 4} text-anchor="end">{format(v)}</text></g>)}
+        {ticks(y0, y1, 6).map((v) => <g key={v}><line class="grid" x1={L} x2={W - R} y1={py(v)} y2={py(v)} /><text x={L - 8} y={py(v) + 4} text-anchor="end">{format(v)}</text></g>)}
         {ticks(x0, x1, W < 500 ? 4 : 7, shown.every((s) => s.x.every(Number.isInteger))).map((v) => <text key={v} x={px(v)} y={H - B + 16} text-anchor="middle">{number(v, 4)}</text>)}
         <text x={(L + W - R) / 2} y={H - 3} text-anchor="middle" class="axis">{x}</text>
         {mark != null && <line class="mark" x1={px(mark)} x2={px(mark)} y1={T} y2={H - B} />}
@@ -65,7 +65,8 @@ export function Chart({ series, x = "", y = "", title, mark, format = (v) => num
       </svg>
       <figcaption>
         {shown.length > 1 || y ? shown.map((s, i) => <span key={s.name} class="legend"><i class="swatch" style={{ background: color(s, i) }} />{s.name}</span>) : null}
-        <span class="muted">{near ? `${near.label ?? near.s.name}: ${number(near.x, 4)} → ${format(near.y)}` : y}</span>
+        {y && <span class="muted">{y}</span>}
+        <span class="told">{near ? `${near.label ?? near.s.name}: ${number(near.x, 4)} → ${format(near.y)}` : ""}</span>
       </figcaption>
     </figure>
   );
@@ -134,7 +135,8 @@ export function HeatMap({ values, rows, columns, title, low, high, onPick, forma
       </div>
       <figcaption>
         {flat.length > 0 && <span class="legend"><i class="ramp" aria-hidden="true" />{format(least)} – {format(most)}</span>}
-        <span class="muted" aria-live="polite">{told ?? title}</span>
+        <span class="muted">{title}</span>
+        <span class="told" aria-live="polite">{told}</span>
       </figcaption>
     </figure>
   );

@@ -32,7 +32,7 @@ def test_each_kind_says_what_matters(names: dict[str, object]) -> None:
     for shown, words in (
         (mg.open("math"), ("484 parameters", "Blocks")),
         (merge, ("ties × 6", "math")),
-        (merge.plan, ("writes: 1.9 KiB in 1 file(s)",)),
+        (merge.plan, ("writes: 1.9 KiB in 1 file",)),
         (names["library"], ("2 experts", "energy kept")),
         (mg.interference.survey(base, experts), ("Cosine of whole task vectors", "<svg")),
         (mg.align.universe(models, symmetry), ("3 models in one universe", "cycle error 0")),

@@ -188,6 +188,21 @@ def test_the_form_and_the_text_of_a_recipe_follow_each_other(server, visit):
     assert page.get_by_label("t, number", exact=True).input_value() == "0.25"
 
 
+def test_a_picture_stays_where_it_is_under_the_pointer(server, visit):
+    page = visit(server)
+    page.set_viewport_size({"width": 1280, "height": 420})
+    show(page, "checkpoint?path=base&other=math")
+    page.get_by_text("entries changed").wait_for()
+    picture = page.locator("canvas").first
+    page.evaluate("document.querySelectorAll('.card').forEach((c, i) => i && c.remove())")  # the end of the page
+    picture.hover(position={"x": 10, "y": 8})
+    page.locator(".heat-cell").wait_for()
+    tall = page.evaluate("document.documentElement.scrollHeight")
+    page.mouse.move(0, 0)
+    page.locator(".heat-cell").wait_for(state="detached")
+    assert page.evaluate("document.documentElement.scrollHeight") == tall
+
+
 def test_two_pinned_mixes_answer_the_same_questions(server, visit):
     page = visit(server)
     show(page, "mixer")

@@ -63,7 +63,7 @@ def command(
         return
     say(_constants(machine) + "\n")
     rows = [
-        (name, f"{work[name].bytes_in / 1e9:.1f} GB", _show(e.seconds), e.limit, _show(e.stages["processors"]),
+        (name, f"{work[name].bytes_in / 1e9:,.1f} GB", _show(e.seconds), e.limit, _show(e.stages["processors"]),
          _show(e.stages["disks"]))
         for name, e in estimates.items()
     ]  # fmt: skip
@@ -99,14 +99,16 @@ def _constants(machine: Machine) -> str:
         "cached": f"{machine.read_cached / 1e9:.2f} GB/s by one thread, {machine.read_cached_all / 1e9:.2f} by all",
         "elementwise": f"{machine.elementwise / 1e9:.2f} GB per processor second (linear)",
         "reduce_map": f"{machine.reduce_map / 1e9:.2f} GB per processor second (ties)",
-        "whole": f"{machine.whole / 1e9:.2f} billion (d + 16n)·n²·T per processor second (tsv)",
+        "whole": f"{machine.whole / 1e9:.2f}e9 (d + 16n)·n²·T per processor second (tsv)",
     }
     return "\n".join(f"{name:<12} {value}" for name, value in values.items())
 
 
 def _caption(resources: Resources) -> str:
     kept = ", inputs in memory" if resources.cached else ""
-    return f"Predicted for {resources.machines} × ({resources.cores} cores, {resources.disks} disks){kept}:"
+    cores = f"{resources.cores} core{'s' * (resources.cores != 1)}"
+    disks = f"{resources.disks} disk{'s' * (resources.disks != 1)}"
+    return f"Predicted for {resources.machines} × ({cores}, {disks}){kept}:"
 
 
 def _show(seconds: float) -> str:

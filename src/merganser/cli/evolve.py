@@ -14,7 +14,7 @@ import typer
 from merganser.cli import report
 from merganser.cli.interrupts import explain_interrupt, left_in
 from merganser.cli.options import DryRun, Json, Overwrite, Ray, Resume, Task
-from merganser.cli.output import emit, say, wrap_lines, wrote
+from merganser.cli.output import emit, say, wrap, wrap_lines, wrote
 from merganser.cli.progress import ProgressReporter
 from merganser.units import show_time
 
@@ -236,14 +236,11 @@ def _describe(loaded: Any, as_json: bool) -> None:
     if as_json:
         emit(facts)
         return
-    say(wrap_lines(f"searches  {', '.join(facts['variables'])}"))
-    say(wrap_lines(f"trials    {facts['trials']} by {facts['algorithm']}, {facts['items_per_trial']} items each"))
+    say(wrap(f"searches  {', '.join(facts['variables'])}", " " * 10))
+    say(wrap(f"trials    {facts['trials']} by {facts['algorithm']}, {facts['items_per_trial']} items each", " " * 10))
     for name, task in facts["tasks"].items():
-        say(
-            wrap_lines(
-                f"task      {name}: {task['pool']} items for fitness and calibration, {task['test']} for the test"
-            )
-        )
+        asked = f"task      {name}: {task['pool']} items for fitness and calibration, {task['test']} for the test"
+        say(wrap(asked, " " * 10))
         say(wrap_lines(f"          {task['asked']} asked ({task['extractor']}), score by {task['estimator']}"))
 
 

@@ -140,4 +140,4 @@ def show_report(report: AdapterReport, as_json: bool) -> None:
         say(wrap_lines(f"{kept}: PEFT loads them, vLLM does not"))
     if report.left_out:
         shown = ", ".join(report.left_out[:5]) + (" …" if len(report.left_out) > 5 else "")
-        say(wrap_lines(f"left out: {len(report.left_out)} tensors that changed: {shown}"))
+        say(wrap_lines(f"left out, although they changed: {shown}"))

@@ -43,7 +43,8 @@ def command(
 
     uvicorn = require("uvicorn", "studio")
     if not directory.is_dir():
-        raise InputError(f"{directory}: no such directory")
+        problem = "is a file; name the directory that it is in" if directory.exists() else "no such directory"
+        raise InputError(f"{directory}: {problem}")
     kept = state_directory(state or directory / ".merganser")
     token = read_token(kept)
     app = create_app([directory, *(root or [])], kept, token, device)

@@ -55,7 +55,7 @@ FILES = (
     Kind("Sweep", "the journal of a sweep (*.sweep.jsonl)", sweeps.is_sweep, sweeps.fill),
     Kind(
         "Evaluation",
-        "the output of `merganser evaluate --json` (*.json)",
+        "the JSON of `merganser evaluate` (*.json)",
         evaluations.is_evaluation,
         evaluations.fill_file,
     ),

@@ -56,7 +56,7 @@ def fill(page: Page, found: Evaluation) -> None:
 
 
 def is_evaluation(file: Path) -> bool:
-    """Return whether a file is the output of `merganser evaluate --json`; only its beginning is read."""
+    """Return whether a file holds the JSON that `merganser evaluate` prints; only its beginning is read."""
     if file.suffix != ".json":
         return False
     with file.open("rb") as opened:
@@ -80,7 +80,7 @@ def fill_file(page: Page, file: Path, check: bool) -> dict[str, Any]:
 
 
 def read_evaluation(file: Path) -> Evaluation:
-    """Read what `merganser evaluate --json` printed.
+    """Read the JSON that `merganser evaluate` prints.
 
     Args:
         file: The file that it was redirected to.
@@ -105,7 +105,7 @@ def read_evaluation(file: Path) -> Evaluation:
         if not all(type(value) is int for value in found.questions.values()):
             raise ValueError("a number of questions is not a number")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{file}: not a result of `merganser evaluate --json`, or damaged ({error})") from None
+        raise InputError(f"{file}: not the JSON of `merganser evaluate`, or damaged ({error})") from None
     return found
 
 

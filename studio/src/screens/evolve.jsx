@@ -44,7 +44,7 @@ function Study({ path }) {
           {s.winners.map((w) => (
             <div key={w.label} class="winner">
               <p><Badge kind="good">trial {w.place}</Badge> estimated {names.map((n) => `${n} ${number(w.objectives[n], 4)}`).join(", ")}</p>
-              {Object.entries(w.unseen).map(([m, i]) => <Interval key={m} label={`${m}, unseen items`} {...i} />)}
+              {Object.entries(w.unseen).map(([m, i]) => <Interval key={m} label={`${m}, unseen items`} {...i} scale={i.low < 0 || i.high > 1 ? [Math.min(0, i.low), 1.1 * i.high] : undefined} />)}
               <p class="muted">{Object.entries(w.values).map(([k, v]) => `${k} = ${typeof v === "number" ? number(v, 4) : v}`).join(", ")}</p>
             </div>))}
           {s.verdicts.map((v) => <Note key={v}>{v}</Note>)}
