@@ -100,3 +100,10 @@ def test_a_text_with_too_many_values_is_refused(count):
     text = "method: linear\nmodels: [" + "a," * count + "b]"
     with pytest.raises(RecipeError, match="recipe: more than 100,000 values; split it into nested recipes"):
         parse(text)
+
+
+@pytest.mark.parametrize("text", ["merge_method: linear\nmodels:\n{}", "method: linear\nmodels:\n{}"])
+def test_a_list_of_too_many_models_is_refused(text):
+    entry = "  - {model: a}\n" if text.startswith("merge") else "  - a\n"
+    with pytest.raises(RecipeError, match=r"models: 10,001 entries; at most 10,000 are read, so nest recipes"):
+        recipes.load(text.format(entry * 10_001))

@@ -47,6 +47,8 @@ from merganser.recipes.schema import (
 )
 
 Nested = Callable[[Any, str], Recipe]
+#: Limit on the entries of a list of models, slices or overrides.
+_MOST = 10_000
 
 
 def read(
@@ -124,8 +126,7 @@ class _NativeReader:
 
     def _list(self, data: Mapping[str, Any], key: str, prefix: str = "") -> list[Any]:
         with self.problems.collect():
-            found: list[Any] = expect(data.get(key) or [], list, f"{prefix}{key}")
-            return found
+            return _bound(expect(data.get(key) or [], list, f"{prefix}{key}"), f"{prefix}{key}")
         return []
 
     def _parts(self, data: Mapping[str, Any], declared: Declared) -> tuple[Part, ...]:
@@ -184,7 +185,7 @@ class _NativeReader:
             self.problems.add(where, f"expected a list of models, got {'an empty list' if raw == [] else kind_of(raw)}")
             return ()
         with self.problems.collect():
-            raw = expand(raw, self.root, where) if self.globs else raw
+            raw = _bound(expand(_bound(raw, where), self.root, where) if self.globs else raw, where)
             entries = [self._entry(each, f"{where}[{i}]", declared) for i, each in enumerate(raw)]
             return tuple(entry for entry in entries if entry)
         return ()
@@ -306,6 +307,13 @@ class _NativeReader:
                     raise RecipeError(f"{where}: changes nothing; expected a method, a model or parameters")
                 return Override(match, where, method, model, self._own(raw, tuple(OVERRIDE), where, own))
         return None
+
+
+def _bound(entries: list[Any], where: str) -> list[Any]:
+    """Return the entries of a list, or refuse a list so long that reading it would seem to hang."""
+    if len(entries) > _MOST:
+        raise RecipeError(f"{where}: {len(entries):,} entries; at most {_MOST:,} are read, so nest recipes to merge more")
+    return entries
 
 
 def statistics_of(declared: Declared) -> tuple[str, ...]:
