@@ -110,6 +110,8 @@ def test_errors_reach_the_caller(models, tmp_path):
         call(library.app, "build", tmp_path / "file", f"math={models['math']}", "--base", models["base"])
     with pytest.raises(CheckpointError, match="not an expert library"):
         call(library.app, "list", models["base"])
+    with pytest.raises(CheckpointError, match="nowhere: no such directory"):
+        call(library.app, "list", tmp_path / "nowhere")
     build(models, tmp_path)
     with pytest.raises(InputError, match="choose checkpoint or lora"):
         call(library.app, "extract", tmp_path / "lib", "math", tmp_path / "x", "--as", "gguf")

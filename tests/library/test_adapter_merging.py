@@ -102,6 +102,13 @@ def test_rules_for_task_vectors_take_adapters(two: list[Path], tmp_path: Path, m
         np.testing.assert_allclose(delta(tmp_path / "out", "q"), (u[:, :4] * s[:4]) @ vt[:4], atol=0.05 * s[0])
 
 
+def test_a_model_is_no_adapter(tmp_path):
+    first = adapter(tmp_path / "a", {"q": 2}, 0)
+    (tmp_path / "model").mkdir()
+    with pytest.raises(CheckpointError, match=r"model: not an adapter: it has no adapter_config\.json$"):
+        merge_adapters([first, tmp_path / "model"], tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [

@@ -220,6 +220,8 @@ class AdapterFile:
 
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / ADAPTER_CONFIG
+    if path.is_dir() and not file.exists():
+        raise CheckpointError(f"{path}: not an adapter: it has no {ADAPTER_CONFIG}")
     config = read_object(file)
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower() not in _PLAIN_STARTS:

@@ -70,6 +70,8 @@ def read_json(path: Path, what: str, form: str, versions: Collection[int]) -> Se
     try:
         content = strict_json.read_json(path)
     except (FileNotFoundError, NotADirectoryError):
+        if not path.parent.exists():
+            raise CheckpointError(f"{path.parent}: no such directory") from None
         raise CheckpointError(f"{path.parent}: not {what}: it has no {path.name}") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
