@@ -73,6 +73,20 @@ class Fused(Transformer):
         return self.o(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
+class Grouped(Transformer):
+    """Two query heads for every head of keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.RMSNorm, width=16, heads=4)
+        self.k, self.v = nn.Linear(16, 8), nn.Linear(16, 8)
+
+    def attend(self, x: Tensor) -> Tensor:
+        q = self.q(x).unflatten(-1, (4, 4)).transpose(1, 2)
+        k, v = (layer(x).unflatten(-1, (2, 1, 4)).expand(-1, -1, -1, 2, -1) for layer in (self.k, self.v))
+        k, v = (each.flatten(2, 3).transpose(1, 2) for each in (k, v))
+        return self.o(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
 def groups(found: Symmetry) -> list[str]:
     return sorted(atom.group for atom in found.atoms.values())
 
@@ -144,6 +158,18 @@ def test_planted_rotations_are_found(norm: type[nn.Module]) -> None:
         moved, wanted = matched.apply(twin), found.canonical.of(net.state_dict())
         for name, tensor in wanted.items():
             torch.testing.assert_close(moved[name], tensor, rtol=1e-5, atol=1e-5)
+
+
+def test_rotations_inside_heads_that_share_keys_and_values_are_found() -> None:
+    torch.manual_seed(0)
+    net = Grouped().double()
+    found = symmetry(net, X.double(), kind="orthogonal")
+    assert any(len(found.ancestors(name)) and atom.group == "orthogonal" for name, atom in found.atoms.items())
+    twin = scramble(net, found, seed=5)
+    assert match(net, twin, found).optimal
+    merged = Grouped().double()
+    merged.load_state_dict(universe([net, twin], found).merged())
+    torch.testing.assert_close(merged(X.double()), net(X.double()), rtol=1e-5, atol=1e-5)
 
 
 def test_a_universe_of_rotated_copies_merges_to_the_same_function() -> None:

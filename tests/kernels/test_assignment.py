@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from merganser.errors import InputError
-from merganser.kernels.assignment import Node, assign_all, assign_tree
+from merganser.kernels.assignment import Node, assign_all, assign_tree, rotate
 from merganser.kernels.linear_assignment import assign
 
 HEADS = Node("head", 3, (Node("qk", 3), Node("vo", 2)))
@@ -110,6 +110,25 @@ def test_siblings_on_one_path_recover_a_planted_solution():
     assert reached == pytest.approx(value(node, profits, solution))
     for name, index in planted.items():
         np.testing.assert_array_equal(solution[name], index)
+
+
+def test_a_rotation_beside_a_permutation_on_one_path_is_found():
+    """Grouped-query attention whose value dimensions are rotated."""
+    rng = np.random.default_rng(1)
+    node = Node("kv", 3, (Node("group", 4), Node("dim", 5, group="orthogonal")))
+    order, groups = rng.permutation(3), np.stack([rng.permutation(4) for _ in range(3)])
+    rotations = np.stack([rotate(rng.standard_normal((5, 5))) for _ in range(3)])
+    weights, dims = rng.standard_normal((3, 4, 5, 64)), rng.standard_normal((3, 5, 64))
+    moved = np.stack([np.einsum("dz,gzr->gdr", rotations[k], weights[order[k]][groups[k]]) for k in range(3)])
+    profits = {
+        ("kv", "group", "dim"): np.einsum("abcr,xyzr->abcxyz", moved, weights),
+        ("kv", "dim"): np.einsum("kdz,kzr,xyr->kdxy", rotations, dims[order], dims),
+    }
+    solution, reached = assign_tree(node, profits)
+    np.testing.assert_array_equal(solution["kv"], order)
+    np.testing.assert_array_equal(solution["group"], groups)
+    np.testing.assert_allclose(solution["dim"], rotations, atol=1e-10)
+    assert reached == pytest.approx((weights**2).sum() + (dims**2).sum())
 
 
 def test_threads_do_not_change_the_result():

@@ -160,22 +160,26 @@ def _alternate(nodes: Sequence[Node], profits: Profits, solution: Permutations) 
         for node in nodes:
             touching = [_contract(path, p, node.name, trial) for path, p in profits.items() if node.name in path]
             if touching:
-                trial[node.name] = assign(np.sum(touching, axis=0))
+                total = np.sum(touching, axis=0)
+                trial[node.name] = assign(total) if node.group == "permutation" else rotate(total, node.group)
         value = _joint_value(profits, trial)
         if value <= best + 1e-12 * abs(best):
             return solution, best
         solution, best = trial, value
 
 
-def _contract(path: Path, profit: Profit, keep: str, solution: Permutations) -> Profit:
-    """Return a path's profit summed over the current assignment of every node except `keep`."""
+def _contract(path: Path, profit: Profit, keep: str | None, solution: Permutations) -> Profit:
+    """Return a path's profit summed over the current permutation or rotation of every node except `keep`."""
     for position in reversed(range(len(path))):
         if path[position] != keep:
-            order = solution[path[position]]
+            place = solution[path[position]]
             moved = np.moveaxis(profit, (position, position + profit.ndim // 2), (0, 1))
-            profit = moved[np.arange(order.size), order].sum(axis=0)
+            if place.ndim == 1:
+                profit = moved[np.arange(place.size), place].sum(axis=0)
+            else:
+                profit = np.tensordot(place, moved, axes=2)
     return profit
 
 
 def _joint_value(profits: Profits, solution: Permutations) -> float:
-    return sum(value_of(_contract(path, p, path[0], solution), solution[path[0]]) for path, p in profits.items())
+    return float(sum(_contract(path, profit, None, solution) for path, profit in profits.items()))
