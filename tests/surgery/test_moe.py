@@ -238,10 +238,23 @@ def test_refusals(llama, dense, tmp_path):
         mg.surgery.moe(recipe(bert, [bert, bert], gate_mode="random"))
     with pytest.raises(InputError, match="must have the architecture of the base"):
         mg.surgery.moe(recipe(base, [experts[0], bert], gate_mode="random"))
-    with pytest.raises(InputError, match="qwen2 takes 1 shared experts, not 0"):
+    with pytest.raises(InputError, match="qwen2 takes 1 shared expert, not 0"):
         mg.surgery.moe(recipe(base, experts, gate_mode="random", architecture="qwen"))
     with pytest.raises(InputError, match="must have the sizes of the base"):
         mg.surgery.moe(recipe(base, [experts[0], llama("wide", hidden=12)], gate_mode="random"))
+
+
+def test_an_expert_of_another_depth_is_refused(llama):
+    from safetensors.torch import load_file, save_file
+
+    base, a, deep = llama("base"), llama("a", seed=1), llama("deep", seed=2)
+    tensors = load_file(deep / "model.safetensors")
+    third = {name.replace(".1.", ".2."): tensor.clone() for name, tensor in tensors.items() if ".layers.1." in name}
+    save_file(tensors | third, deep / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"deep has more than the 2 layers of .*base"):
+        mg.surgery.moe(recipe(base, [a, deep], gate_mode="random"))
+    with pytest.raises(InputError, match="expected an MLP with gate_proj"):
+        mg.surgery.moe(recipe(deep, [a, deep], gate_mode="random"))
 
 
 @pytest.mark.parametrize("gate", ["hidden", "hidden_avg", "cheap_embed"])

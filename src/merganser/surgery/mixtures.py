@@ -104,6 +104,8 @@ def _check_shapes(
     _refuse_biases(base, labels[0], "self_attn", placed, layout)
     for label, expert in zip(labels[1:], experts, strict=True):
         _refuse_biases(expert, label, "mlp", (), layout)
+        if any(name.startswith(f"model.layers.{layers}.") for name in expert.names()):
+            raise InputError(f"{label} has more than the {layers} layers of {labels[0]}; experts must have as many")
         for layer in range(layers):
             for part in _PARTS:
                 name = f"model.layers.{layer}.mlp.{part}.weight"

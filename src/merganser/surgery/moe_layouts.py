@@ -136,7 +136,8 @@ def _refusal(layout: MoELayout, recipe: MoERecipe, kind: str) -> str | None:
     if kind not in layout.dense:
         return f"has a place for the experts of {' or '.join(layout.dense)} models, not of {kind or 'unknown'} ones"
     if not low <= len(recipe.shared) <= high:
-        return f"takes {f'{low} to {high}' if low < high else low} shared experts, not {len(recipe.shared)}"
+        allowed = f"{low} to {high} shared experts" if low < high else f"{low} shared expert{'s' if low != 1 else ''}"
+        return f"takes {allowed}, not {len(recipe.shared)}"
     if layout.shared_gate and recipe.gate_mode in PROMPTED and not all(each.positive for each in recipe.shared):
         return "needs positive_prompts for its shared expert"
     if not layout.shared_gate and any(each.positive or each.negative for each in recipe.shared):
