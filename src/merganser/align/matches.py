@@ -66,7 +66,7 @@ class Match:
         found = ", ".join(f"{one.objective:.6g} from {one.start}" for one in self.tries)
         return (
             f"{len(self.tries)} tries ended at different objectives ({found}): the best of them is probably a local "
-            "optimum; give more tries=…, or compare with method='frank_wolfe'"
+            "optimum; compare with frank_wolfe, or try more often"
         )
 
 
