@@ -39,7 +39,7 @@ from benchmarks.zoo.text_layers import TopLayers, with_states
 from benchmarks.zoo.text_tasks import Sentences, load_encoder, load_task, pool
 from benchmarks.zoo.vision import load_model
 from merganser.align import Symmetry, match, scramble, symmetry, transport
-from merganser.align.permutations import identity
+from merganser.align.permutations import Permutations, identity
 from merganser.align.transports import match_bases
 
 SCALES = (0.25, 0.5, 0.75, 1.0, 1.5)
@@ -55,7 +55,9 @@ Score = Callable[[nn.Module], float]
 
 @dataclass(frozen=True)
 class Case:
-    """A fine-tune of `source` to be moved to `target`, which `native` was fine-tuned from."""
+    """A fine-tune of `source` to be moved to `target`, which `native` and `taught` were fine-tuned from: on all of the
+    data, and on the few batches.
+    """
 
     network: str
     release: str
@@ -63,8 +65,8 @@ class Case:
     tuned: nn.Module
     target: nn.Module
     native: nn.Module
+    taught: nn.Module
     few: Sequence[Batch]
-    rate: float
     validation: Score
     new: Score
     old: Score
@@ -122,14 +124,15 @@ def image_cases(network: str, seeds: Sequence[int], data: Path, cache: Path) -> 
     few = batches(new, 77, 4)
     bases = {seed: _base(network, seed, upright, cache) for seed in seeds}
     tuned = {seed: fine_tune(base, batches(new, seed, steps), rate) for seed, base in bases.items()}
+    taught = {seed: fine_tune(base, few * 10, rate) for seed, base in bases.items()}
+    common = (few, validation, *scores)
     for a, b in permutations(seeds, 2):
-        yield Case(
-            network, "another seed", bases[a], tuned[a], bases[b], tuned[b], few, rate, validation, scores[0], scores[1]
-        )
+        yield Case(network, "another seed", bases[a], tuned[a], bases[b], tuned[b], taught[b], *common)
     for seed, base in bases.items():
         later = fine_tune(base, batches(upright, 100 + seed, 2 * steps), rate)
         native = fine_tune(later, batches(new, seed, steps), rate)
-        yield Case(network, "trained on", base, tuned[seed], later, native, few, rate, validation, scores[0], scores[1])
+        again = fine_tune(later, few * 10, rate)
+        yield Case(network, "trained on", base, tuned[seed], later, native, again, *common)
 
 
 def _base(network: str, seed: int, task: Task, cache: Path) -> nn.Module:
@@ -174,6 +177,7 @@ def text_cases(data: Path, cache: Path) -> Iterator[Case]:
         fresh = {"weight": 0.02 * torch.randn(head["weight"].shape), "bias": torch.zeros(len(head["bias"]))}
         few = batches(train.slice(0, 256))
         native = fine_tune(Classifier(deepcopy(target.layers), fresh), batches(train, 2), 3e-4)
+        taught = fine_tune(target, few * 10, 3e-4)
         known, held = batches(validation), batches(test)
 
         def old(model: nn.Module) -> float:
@@ -190,8 +194,8 @@ def text_cases(data: Path, cache: Path) -> Iterator[Case]:
                 tuned,
                 base,
                 native,
+                taught,
                 few,
-                3e-4,
                 lambda model, known=known: accuracy(model, known),
                 lambda model, held=held: accuracy(model, held),
                 old,
@@ -214,15 +218,7 @@ def measure(case: Case, known: dict[str, Symmetry]) -> Iterator[dict[str, Any]]:
         head = {"network": case.network, "release": case.release, "way": way, "mask": mask, "chosen": chosen}
         return head | more | {"new": case.new(model), "old": case.old(model)}
 
-    yield row("the new base as it is", False, None, case.target)
-    free = known["permutation"]
-    ways = {"not matched": (free, identity(free))}
-    ways["permutations"] = (free, match_bases(case.target, case.source, free).permutations)
-    found = match(case.target, case.source, free, "activations", batches=inputs, standardize=True)
-    ways["permutations by activations"] = (free, found.permutations)
-    if wide := known.get("orthogonal"):
-        ways["orthogonal maps"] = (wide, match_bases(case.target, case.source, wide).permutations)
-    for way, (group, maps) in ways.items():
+    def moved(group: Symmetry, maps: Permutations) -> Iterator[dict[str, Any]]:
         for mask in (False, True):
             few = case.few if mask else None
             for chosen in (False, True):
@@ -244,10 +240,29 @@ def measure(case: Case, known: dict[str, Symmetry]) -> Iterator[dict[str, Any]]:
                     score=score if chosen else None,
                 )
                 scale = max(tried, key=lambda pair: pair[0])[1] if chosen else 1.0
-                yield row(way, mask, chosen, load(state), scale=scale)
-    yield row("trained on the four batches", False, None, fine_tune(case.target, list(case.few) * 10, case.rate))
+                yield row("", mask, chosen, load(state), scale=scale)
+
+    yield row("the new base as it is", False, None, case.target)
+    free = known["permutation"]
+    ways = {"not matched": (free, identity(free))}
+    ways["permutations"] = (free, match_bases(case.target, case.source, free).permutations)
+    found = match(case.target, case.source, free, "activations", batches=inputs, standardize=True)
+    ways["permutations by activations"] = (free, found.permutations)
+    if wide := known.get("orthogonal"):
+        ways["orthogonal maps"] = (wide, match_bases(case.target, case.source, wide).permutations)
+    done: list[tuple[Symmetry, Permutations, list[dict[str, Any]]]] = []
+    for way, (group, maps) in ways.items():
+        rows = next((rows for own, known_maps, rows in done if own is group and _equal(known_maps, maps)), None)
+        rows = rows or list(moved(group, maps))
+        done.append((group, maps, rows))
+        yield from ({**found, "way": way} for found in rows)
+    yield row("trained on the four batches", False, None, case.taught)
     yield row("fine-tuned anew", False, None, case.native)
     yield row("the fine-tune on its own base", False, None, case.tuned)
+
+
+def _equal(one: Permutations, other: Permutations) -> bool:
+    return all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def symmetries(case: Case) -> dict[str, Symmetry]:
