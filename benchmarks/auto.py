@@ -8,7 +8,7 @@ for tasks of images those of `benchmarks.zoo.image_experts`, or for skills of a 
 `benchmarks.zoo.stories_skills`, are merged by every method that `mg.tuning.auto` tries, at every scale of a grid, and
 asked all validation questions. The autopilot gets the same experts and questions, and a tenth of the grid's as its
 budget. Its winner and the grid's are compared on test questions that neither has seen. Then experts are spoilt in three
-ways. What FILE holds of the same experts stays and is not measured again.
+ways. What FILE holds of the same experts stays and is not measured again; with `--fresh` only its grid does.
 
 Stored in `results`:
 
@@ -189,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="orders of the questions")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--fresh", action="store_true", help="run the autopilot again, beside the grid in the file")
     add_locations(parser)
     options = parser.parse_args(arguments)
     names, test, validation = (
@@ -210,6 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "runs": [],
         "spoilt": [],
     }
+    if options.fresh:
+        results |= {"runs": [], "spoilt": []}
     grid = results["grid"]
     results["full"] = full = len(grid) * sum(results["validation"].values())
     best = best_answers(experts, grid)

@@ -56,7 +56,8 @@ def test_a_merge_that_is_better_is_chosen_and_is_what_a_recipe_gives():
     assert decision.asked == mg.tuning.auto(experts, base, data=data)[1].asked, "the same seed, the same race"
     plain = json.loads(json.dumps(decision.to_dict()))
     assert plain["kind"] == "Decision"
-    assert plain["challenges"][0]["kept"] is True
+    assert plain["challenges"][0]["gain"] is None
+    assert plain["challenges"][2]["better"] is True
     page = decision._repr_html_()
     assert decision.kept in page
     assert "The race" in page

@@ -51,9 +51,8 @@ def fill_decision(page: Page, found: Mapping[str, Any]) -> None:
     if found["challenges"]:
         page.heading("On unseen questions")
         page.add(challenge_table(found))
-        dots = [
-            Dot(c["label"], c["score"]["value"], c["score"]["low"], c["score"]["high"]) for c in found["challenges"]
-        ]
+        scores = {c["label"]: c["score"] for c in found["challenges"]}
+        dots = [Dot(label, score["value"], score["low"], score["high"]) for label, score in scores.items()]
         page.chart(dot_plot(dots, "score", caption="Scores on unseen questions with 95 % intervals."))
     if found["rungs"]:
         page.heading("The race")
@@ -70,7 +69,7 @@ def fill_decision(page: Page, found: Mapping[str, Any]) -> None:
 
 
 def challenge_table(found: Mapping[str, Any]) -> Table:
-    """Return the comparisons on unseen questions; a gain is relative to the last row above that was kept."""
+    """Return the comparisons on unseen questions."""
     rows = [
         [
             c["label"],
@@ -78,11 +77,12 @@ def challenge_table(found: Mapping[str, Any]) -> Table:
             _ends(c["score"]),
             "" if c["gain"] is None else f"{c['gain']['value']:+.3f}",
             "" if c["gain"] is None else _ends(c["gain"]),
+            c["against"] or "",
             "" if c["gain"] is None else Interval(**c["gain"]).verdict,
         ]
         for c in found["challenges"]
     ]
-    return Table(["contender", "score", "95 %", "gain", "95 %", "verdict"], rows)
+    return Table(["contender", "score", "95 %", "gain", "95 %", "over", "verdict"], rows)
 
 
 def race_table(found: Mapping[str, Any], limit: int | None = None) -> Table:

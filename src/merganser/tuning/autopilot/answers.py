@@ -132,8 +132,12 @@ class Scoreboard:
                 contender.label, _part(unseen), fresh, seconds=seconds, merging=merged - began, error=failed
             )
             self._on_answer(contender.label, asked, self.meter.asked)
-        known = self.journal.answers[_part(unseen), contender.label]
-        return {task: np.array(own[:count], dtype=np.float64) for task, own in known.items()}
+        return {task: own[:count] for task, own in self.answers(contender, unseen=unseen).items()}
+
+    def answers(self, contender: Contender, *, unseen: bool = False) -> dict[str, Array]:
+        """Return the answers of a contender so far."""
+        known = self.journal.answers.get((_part(unseen), contender.label), {})
+        return {task: np.array(known.get(task, ()), dtype=np.float64) for task in self.exam.orders}
 
 
 def _part(unseen: bool) -> str:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from merganser.errors import MerganserError
 from merganser.evaluate.search import Rung
 from merganser.evolve.arrays import Array
@@ -17,19 +19,34 @@ from merganser.tuning.autopilot.looking import CULPRITS, Remark
 from merganser.tuning.autopilot.racing import FAILED, Heat, fit_to_budget, reject, rung_ends, score, worst_case
 from merganser.tuning.autopilot.zooming import FINEST, planned_cost, race_merges
 
+#: Single models and merges that are checked, so many of each. A merge must be better than both models, each at a
+#: one-sided level of 2.5 %. The better of two merges is chosen by the same questions, so that a merge is preferred to a
+#: model that is as good in at most 5 % of cases.
+CHECKED = 2
+#: The largest share of the budget that is kept for the check.
+KEPT = 1 / 3
+
 
 @dataclass(frozen=True)
 class RaceSize:
-    """The number of questions per task on the last rung and in the check."""
+    """The size of a race and its check.
+
+    Attributes:
+        most: The questions of each task on the last rung.
+        unseen: The questions of each task in the check.
+        reserved: The questions that the check may ask all contenders together.
+        total: The same for the race and the check.
+    """
 
     most: int
     unseen: int
-    #: Questions that all contenders together are asked, at most.
+    reserved: int
     total: int
 
 
 def plan_size(board: Scoreboard, models: int, merges: Sequence[Contender], questions: int) -> RaceSize:
-    """Return the largest race that the budget allows with all its rungs and one step to closer scales.
+    """Return the largest check that a third of the budget allows, and the largest race beside it: with all its rungs
+    and one step to closer scales.
 
     Raises:
         InputError: If the budget allows none.
@@ -37,22 +54,27 @@ def plan_size(board: Scoreboard, models: int, merges: Sequence[Contender], quest
     tasks = len(board.exam.orders)
     limit, kept_back = min(questions, board.most(False)), min(2 * questions, board.most(True))
 
-    def unseen(most: int) -> int:
-        return math.ceil(kept_back * most / limit)
+    def checking(unseen: int) -> int:
+        return (2 * CHECKED + 1) * board.cost(0, unseen, unseen=True)  # and task arithmetic
 
-    def cost(most: int, steps: int = 1) -> int:
-        alone = worst_case(models, rung_ends(models, most, tasks), board.cost)
-        merged = planned_cost(merges, rung_ends(len(merges), most, tasks), steps, board.cost)
-        return alone + merged + 3 * board.cost(0, unseen(most), unseen=True)
+    def racing(most: int, steps: int = 1) -> int:
+        alone = worst_case(models, rung_ends(models, most, tasks), board.cost, CHECKED)
+        return alone + planned_cost(merges, rung_ends(len(merges), most, tasks), steps, board.cost)
 
-    budget = board.meter.budget.questions
-    most = fit_to_budget(cost, limit, budget, f"{len(merges)} merges and {models} models")
-    total = cost(most, int(-math.log2(FINEST)))
-    return RaceSize(most, unseen(most), total if budget is None else min(budget, total))
+    budget, what = board.meter.budget.questions, f"{len(merges)} merges and {models} models"
+    fit_to_budget(lambda count: checking(count) + racing(count), 1, budget, what)
+    share = None if budget is None else max(checking(1), min(int(KEPT * budget), budget - racing(1)))
+    unseen = fit_to_budget(checking, kept_back, share, what)
+    left = None if budget is None else budget - checking(unseen)
+    most = fit_to_budget(racing, limit, left, what)
+    total = checking(unseen) + racing(most, int(-math.log2(FINEST)))
+    return RaceSize(most, unseen, checking(unseen), total if budget is None else min(budget, total))
 
 
 def race(board: Scoreboard, contenders: Sequence[Contender], most: int, reserved: int) -> Heat:
-    """Ask contenders more and more of the same questions, and reject the worse ones after every rung."""
+    """Ask contenders more and more of the same questions, and reject the worse ones after every rung, down to those
+    that are checked.
+    """
     heat = Heat(list(contenders))
     for end in rung_ends(len(contenders), most, len(board.exam.orders)):
         if len(heat.order) < 2:
@@ -67,7 +89,7 @@ def race(board: Scoreboard, contenders: Sequence[Contender], most: int, reserved
             if heat.rungs or not answers:
                 break
         heat.rungs.append(Rung(end, {label: score(board.objective, own) for label, own in answers.items()}))
-        stay, why = reject(board.objective, answers)
+        stay, why = reject(board.objective, answers, CHECKED)
         heat.why |= {label: board.journal.failures.get(label, reason) for label, reason in why.items()}
         by_label = {contender.label: contender for contender in heat.order}
         heat.order = [by_label[label] for label in stay]
@@ -83,25 +105,71 @@ def find_plain(heat: Heat) -> Contender | None:
     return max(plain, key=lambda each: last[each.label], default=None)
 
 
-def check(board: Scoreboard, ladder: Sequence[Contender], count: int) -> tuple[list[Challenge], int]:
-    """Ask unseen questions; each contender replaces the previous one if it is better beyond the interval.
+@dataclass(frozen=True)
+class Check:
+    """Contenders on unseen questions, the kept one, the best merge, and the number of questions that each was asked."""
 
-    Returns:
-        The comparisons, and the number of questions of each: fewer if the budget ends, none if it has ended.
+    challenges: tuple[Challenge, ...]
+    kept: Contender
+    best: Contender
+    unseen: int
+
+
+def check(
+    board: Scoreboard,
+    models: Sequence[Contender],
+    merges: Sequence[Contender],
+    plain: Contender | None,
+    seen: int,
+    count: int,
+) -> Check:
+    """Ask unseen questions, and keep a single model unless a merge is better than all of them beyond the interval.
+
+    Of several such merges, and of the models, the one with the best score on all questions is kept. But task
+    arithmetic, if it is also better than the models, gives way only to a merge that is better than task arithmetic
+    beyond the interval.
+
+    Args:
+        board: Asks the questions.
+        models: The best single models, at most `CHECKED`.
+        merges: The best merges, at most `CHECKED`.
+        plain: The best merge by task arithmetic, if there is one.
+        seen: The questions of each task that all merges answered in the race.
+        count: The unseen questions of each task: fewer are asked if the budget ends, none if it has ended.
     """
-    while count and sum(board.missing(each, count, unseen=True) for each in ladder) > board.meter.questions_left():
+    everyone = {each.label: each for each in (*models, *merges, *([] if plain is None else [plain]))}.values()
+    while count and sum(board.missing(each, count, unseen=True) for each in everyone) > board.meter.questions_left():
         count //= 2
-    if not count:
-        return [], 0
-    answers = {contender.label: board.ask(contender, count, unseen=True) for contender in ladder}
-    found: list[Challenge] = []
-    held: str | None = None
-    for label, own in answers.items():
-        gain = None if held is None else paired_interval(board.objective, own, answers[held])
-        better = gain is None or gain.verdict == "better"
-        found.append(Challenge(label, objective_interval(board.objective, own), held, gain, better))
-        held = label if better else held
-    return found, board.cost(0, count, unseen=True)
+    if not count or not seen:
+        return Check((), models[0], merges[0], 0)
+    objective = board.objective
+    answers = {each.label: board.ask(each, count, unseen=True) for each in (*models, *merges)}
+
+    def compare(one: Contender, other: Contender) -> Challenge:
+        own = answers[one.label]
+        gain = paired_interval(objective, own, answers[other.label])
+        return Challenge(one.label, objective_interval(objective, own), other.label, gain, gain.verdict == "better")
+
+    def compare_with_models(one: Contender) -> Challenge:
+        """Return the comparison with the model that is the hardest to beat."""
+        return min((compare(one, each) for each in models), key=lambda own: own.gain.low if own.gain else 0.0)
+
+    def overall(each: Contender) -> float:
+        before, after = board.answers(each), answers[each.label]
+        return score(objective, {task: np.concatenate([before[task][:seen], after[task]]) for task in after})
+
+    models = sorted(models, key=overall, reverse=True)
+    order = sorted(merges, key=overall, reverse=True)
+    found = [compare_with_models(each) for each in order]
+    kept = next((each for each, own in zip(order, found, strict=True) if own.better), models[0])
+    if plain is not None and kept.is_merge and kept != plain:
+        answers[plain.label] = board.ask(plain, count, unseen=True)
+        beside = compare_with_models(plain)
+        found += [*([] if plain in order else [beside]), compare(kept, plain)]
+        if beside.better and not found[-1].better:
+            kept = plain
+    alone = [Challenge(each.label, objective_interval(objective, answers[each.label])) for each in models]
+    return Check((*alone, *found), kept, order[0], board.cost(0, count, unseen=True))
 
 
 def decide(
@@ -117,27 +185,25 @@ def decide(
     on_plan(planned.total)
     if board.meter.budget.seconds is not None:
         board.ask(models[0], 1)  # tells how long a question takes
-    reserved = 3 * board.cost(0, planned.unseen, unseen=True)
-    alone = race(board, models, planned.most, reserved)
-    best, heat = race_merges(board, merges, planned.most, reserved)
+    alone = race(board, models, planned.most, planned.reserved)
+    finalists, heat = race_merges(board, merges, planned.most, planned.reserved)
     if heat.rungs and max(heat.rungs[-1].scores.values()) == -math.inf:
-        raise MerganserError(f"no merge could be asked: {board.journal.failures.get(best.label, FAILED)}")
+        raise MerganserError(f"no merge could be asked: {board.journal.failures.get(finalists[0].label, FAILED)}")
+    seen = heat.rungs[-1].budget if heat.rungs else 0
     plain = find_plain(heat)
-    ladder = [alone.order[0], *([plain] if plain is not None and best.name != PLAIN else []), best]
-    challenges, unseen = check(board, ladder, planned.unseen)
-    held = next((c for c in reversed(challenges) if c.kept), None)
-    kept = next((c for c in ladder if held is not None and c.label == held.label), ladder[0])
+    found = check(board, alone.order[:CHECKED], finalists[:CHECKED], plain, seen, planned.unseen)
+    kept, best = found.kept, found.best
     verdict: Verdict = "merge" if kept.is_merge else "do not merge"
     return Decision(
         verdict=verdict,
-        text=explain(kept, best, challenges, remarks, unseen),
+        text=explain(found, remarks),
         kept=kept.label,
         recipe=board.merges.document(kept) if kept.is_merge else None,
         best=best.label,
         best_recipe=board.merges.document(best),
-        score=held.score if held else None,
+        score=next((each.score for each in found.challenges if each.label == kept.label), None),
         remarks=remarks,
-        challenges=tuple(challenges),
+        challenges=found.challenges,
         rungs=(*alone.rungs, *heat.rungs),
         rejected={**alone.why, **heat.why},
         asked=board.meter.asked,
@@ -147,21 +213,24 @@ def decide(
     )
 
 
-def explain(
-    kept: Contender, best: Contender, challenges: Sequence[Challenge], remarks: Sequence[Remark], unseen: int
-) -> str:
+def explain(found: Check, remarks: Sequence[Remark]) -> str:
     """Return the verdict in words."""
-    if not challenges:
+    kept, best = found.kept, found.best
+    if not found.challenges:
         return f"do not merge: keep {kept.label}; the budget ended before anything was checked on unseen questions"
-    own, last = next(each for each in challenges if each.label == kept.label), challenges[-1]
-    score = f"{own.score} on {unseen} unseen questions"
-    if kept == best:
-        return f"merge: {kept.label} scores {score}, {_gain(own)}"
-    failed = f"the best merge, {best.label}, is {_gain(last)}"
+    own = next(each for each in found.challenges if each.label == kept.label)
+    score = f"{own.score} on {found.unseen} unseen questions"
+    last = found.challenges[-1]
+    if kept.is_merge and last.against == kept.label:
+        return f"merge by plain task arithmetic: {kept.label} scores {score}, and {last.label} is {_gain(last)}"
     if kept.is_merge:
-        return f"merge by plain task arithmetic: {kept.label} scores {score}, and nothing surely beats it: {failed}"
+        return f"merge: {kept.label} scores {score}, {_gain(own)}"
+    failed = next(each for each in found.challenges if each.label == best.label)
     blame = "".join(f". {remark.text}" for remark in remarks if remark.kind in CULPRITS)
-    return f"do not merge: keep {kept.label}, which scores {score}; {failed}{_enough(last, unseen)}{blame}"
+    return (
+        f"do not merge: keep {kept.label}, which scores {score}; the best merge, {best.label}, is "
+        f"{_gain(failed)}{_enough(failed, found.unseen)}{blame}"
+    )
 
 
 def _gain(challenge: Challenge) -> str:

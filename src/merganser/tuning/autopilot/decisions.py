@@ -16,21 +16,21 @@ Verdict = Literal["merge", "do not merge", "no evidence"]
 
 @dataclass(frozen=True)
 class Challenge(Result):
-    """A contender on questions that the race did not use, compared with the one kept before.
+    """A contender on questions that the race did not use, compared with another.
 
     Attributes:
         label: The contender.
         score: Its score, with a 95 % interval.
-        against: The label it was compared with; empty for the first.
+        against: The label it was compared with; None for the first, the best single model.
         gain: The difference, question by question, with a 95 % interval.
-        kept: Whether it is better beyond the interval, and so replaced the other.
+        better: Whether it is better beyond the interval.
     """
 
     label: str
     score: Interval
     against: str | None = None
     gain: Interval | None = None
-    kept: bool = True
+    better: bool = False
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from merganser.tuning.validation import Validation
 Items: TypeAlias = Mapping[str, Sequence[int]]
 Asker: TypeAlias = Callable[[Variant, Items], Mapping[str, Sequence[float]]]
 #: The share of a task's questions that is held out for the check, and the minimum number of questions.
-UNSEEN, ENOUGH = 1 / 3, 9
+UNSEEN, ENOUGH = 1 / 2, 9
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,9 +76,11 @@ def rung_ends(contenders: int, most: int, tasks: int) -> tuple[int, ...]:
     return rungs(min(most, max(math.ceil(FEWEST / tasks), math.ceil(most / 2 ** (halvings - 1)))), most)
 
 
-def worst_case(contenders: int, ends: Sequence[int], cost: Callable[[int, int], int]) -> int:
-    """Return the maximum number of questions of a race; `cost` is that of one contender from one number to another."""
-    sizes = rung_sizes(contenders, len(ends))
+def worst_case(contenders: int, ends: Sequence[int], cost: Callable[[int, int], int], fewest: int = 1) -> int:
+    """Return the maximum number of questions of a race; `cost` is that of one contender from one number to another, and
+    `fewest` contenders are rejected only for being worse.
+    """
+    sizes = [max(size, min(fewest, contenders)) for size in rung_sizes(contenders, len(ends))]
     return sum(size * cost(*span) for size, span in zip(sizes, pairwise((0, *ends)), strict=True) if size > 1)
 
 

@@ -2,8 +2,9 @@
 
 The score of a method depends on its scale, often with a narrow peak, so methods are compared at the best scales known
 of each. On every rung the best scales of a method answer twice as many questions, the worse half of the methods leaves,
-and the others try the scales on both sides of their best, half as far away as before. The last two methods go on until
-the budget ends: a method is given up only for being worse at a scale of its own.
+and the others try the scales on both sides of their best, half as far away as before. The last three methods go on: a
+method is given up only for being worse at a scale of its own. Closer scales than a quarter of an octave are not tried,
+because they answer nearly all questions alike.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
-import numpy as np
-
 from merganser.evaluate.search import Rung, rung_sizes
 from merganser.evolve.arrays import Array
 from merganser.tuning.autopilot.answers import BudgetSpentError, Scoreboard
@@ -22,9 +21,9 @@ from merganser.tuning.autopilot.contenders import Contender
 from merganser.tuning.autopilot.racing import Heat, reject, rung_ends, score
 
 #: Methods that reach the last rung, and scales of each method that go on to the next one.
-FINALISTS, CARRIED = 2, 3
-#: The smallest distance between scales, in octaves: 4 %.
-FINEST = 1 / 16
+FINALISTS, CARRIED = 3, 3
+#: The smallest distance between scales, in octaves.
+FINEST = 1 / 4
 
 
 def later_rungs(methods: int, ends: Sequence[int], cost: Callable[[int, int], int]) -> int:
@@ -117,6 +116,8 @@ class MergeRace:
 
     def zoom(self, reserved: int) -> None:
         """Ask every method at both sides of its best scale, half as far away as before, as far as the budget goes."""
+        if self.octaves <= FINEST:
+            return
         self.octaves /= 2
         with suppress(BudgetSpentError):
             for method, own in self.methods.items():
@@ -127,26 +128,22 @@ class MergeRace:
                         self.ask([new], self.count, reserved)
                         own.append(new)
 
-    def peak(self) -> Contender:
-        """Return the best merge at the maximum of the parabola over log α through its score and its two neighbours'.
-
-        If one side of the best scale was not asked, it is that scale itself.
-        """
-        own = max(self.methods.values(), key=lambda own: max(map(self.height, own)))
-        best = max(own, key=self.height)
-        places = {
-            math.log2(each.scale / best.scale): self.height(each) for each in own if self.height(each) > -math.inf
-        }
-        below = max((place for place in places if place < 0), default=None)
-        above = min((place for place in places if place > 0), default=None)
-        if below is None or above is None:
-            return best
-        bend, slope, _ = np.polyfit([below, 0.0, above], [places[below], places[0.0], places[above]], 2)
-        return best.at(best.scale * 2 ** float(-slope / (2 * bend))) if bend < -1e-6 else best
+    def finalists(self) -> list[Contender]:
+        """Return the best merge of every method that is left, the best first."""
+        return sorted(map(self.best, self.methods), key=self.height, reverse=True)
 
 
-def race_merges(board: Scoreboard, merges: Sequence[Contender], most: int, reserved: int) -> tuple[Contender, Heat]:
-    """Return the best merge at its best scale, and the race; `reserved` questions of the budget are not touched."""
+def race_merges(
+    board: Scoreboard, merges: Sequence[Contender], most: int, reserved: int
+) -> tuple[list[Contender], Heat]:
+    """Return the best merge of each of the last methods, the best first, and the race.
+
+    Args:
+        board: Asks the questions.
+        merges: The initial merges, an octave apart.
+        most: The number of questions per task on the last rung.
+        reserved: The questions of the budget that are left for the check.
+    """
     race, stopped = MergeRace(board, merges), False
     ends = rung_ends(len(merges), most, len(board.exam.orders))
     try:
@@ -168,4 +165,4 @@ def race_merges(board: Scoreboard, merges: Sequence[Contender], most: int, reser
         for count, own in race.answers.items()
         if own and count <= race.count
     ]
-    return race.peak(), Heat([*race.asked.values()], rungs, race.why, stopped)
+    return race.finalists(), Heat([*race.asked.values()], rungs, race.why, stopped)
