@@ -46,6 +46,8 @@ class Quantization:
                 layer.in_features, layer.out_features, bias, compute_dtype=weight.dtype, device="meta"
             )
             copy.weight = bnb.nn.Params4bit(weight, requires_grad=False, quant_type=self.form)
+            # On some processors bitsandbytes would use a kernel that refuses many shapes and multiplies in bfloat16.
+            copy.support_avx512bf16_for_cpu = False
         if bias:
             copy.bias = nn.Parameter(layer.bias.detach().clone(), requires_grad=False)
         return copy.to(self.device).eval()
