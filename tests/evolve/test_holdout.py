@@ -94,6 +94,20 @@ def test_a_question_is_a_test_item_in_all_tasks_or_in_none(languages, run_file):
     assert {orders["en"][i] for i in other.design.tasks["en"].test_items} != test["en"]
 
 
+def test_every_label_has_its_share_of_the_test_items(run_file):
+    loaded = loading.load(run_file())
+    [task] = loaded.design.tasks.values()
+    answers = np.array([record["answer"] for record in loaded.evaluate.examiners["quiz"].records])
+    test = np.bincount(answers[list(task.test_items)], minlength=answers.max() + 1)
+    assert np.abs(test - 0.2 * np.bincount(answers)).max() <= 1
+    assert task.pool == task.items - round(0.2 * task.items)
+
+
+def test_listed_test_items_are_kept(run_file):
+    loaded = loading.load(run_file(("subset: 8,", "subset: 8, test_items: [3, 5],")))
+    assert loaded.design.tasks["quiz"].test_items == (3, 5)
+
+
 def test_one_file_in_two_tasks_is_split_once(run_file):
     twice = f"{QUIZ}\n  again: {{kind: choice, data: ./quiz.jsonl}}"
     first, second = loading.load(run_file((QUIZ, twice))).design.tasks.values()

@@ -12,7 +12,7 @@ import numpy as np
 SLACK, BATCH_SLACK = 8, 64
 
 
-def order_items(examiner: Sized, seed: int = 0) -> list[int]:
+def order_items(examiner: Sized, seed: int | Sequence[int] = 0) -> list[int]:
     """Return the items of a task in an order in which every prefix is a sample, stratified by label.
 
     The j-th of the m items of a label, in random order, comes at (j + u)/m with one random u per label: any share of
@@ -34,7 +34,7 @@ def order_items(examiner: Sized, seed: int = 0) -> list[int]:
     return order_by_strata([None] * len(examiner) if records is None else list(map(_stratum, records)), seed)
 
 
-def order_by_strata(labels: Sequence[Hashable], seed: int = 0) -> list[int]:
+def order_by_strata(labels: Sequence[Hashable], seed: int | Sequence[int] = 0) -> list[int]:
     """Return the positions of labels in a random order in which every prefix has about each label's share."""
     strata: dict[Hashable, list[int]] = {}
     for item, label in enumerate(labels):

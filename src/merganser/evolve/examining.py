@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import fields, replace
 
 from merganser.errors import InputError, did_you_mean
@@ -10,6 +11,7 @@ from merganser.evaluate.examiners import KINDS, Function
 from merganser.evaluate.harness import HARNESS, Harness
 from merganser.evaluate.questions import SCORE, Asked, Examiner
 from merganser.evaluate.references import import_function
+from merganser.evaluate.sampling import order_items
 from merganser.evolve.holdout import Grouped, connected, hold_out
 from merganser.evolve.runfile import SERVER, RunFile
 from merganser.evolve.tasks import StudyTask
@@ -62,7 +64,9 @@ def complete_task(name: str, task: StudyTask, examiner: Examiner, test_items: tu
 
 
 def choose_test_items(run: RunFile, examiners: Mapping[str, Examiner]) -> dict[str, tuple[int, ...]]:
-    """Return the test items of tasks with a test file, and of tasks that share questions with others."""
+    """Return the test items of tasks whose questions are known: those of a test file, groups that tasks share, or a
+    share of every label.
+    """
     found: dict[str, tuple[int, ...]] = {}
     grouped: dict[str, Grouped] = {}
     for name, examiner in examiners.items():
@@ -73,9 +77,27 @@ def choose_test_items(run: RunFile, examiners: Mapping[str, Examiner]) -> dict[s
         if (groups := _groups(entry, examiner, run)) is not None:
             share = entry.test if not isinstance(entry.test, str) else 0.2
             grouped[name] = Grouped(groups, share, own)
+        elif not own and entry.test_items is None and isinstance(examiner, Asked):
+            found[name] = draw_test_items(name, examiner, float(entry.test), run.search.split_seed)
     for names in connected({name: task.groups for name, task in grouped.items()}):
         found |= hold_out({name: grouped[name] for name in names}, run.search.split_seed)
     return found
+
+
+def draw_test_items(name: str, examiner: Sized, share: float, seed: int) -> tuple[int, ...]:
+    """Draw test items with about the same share of every label as the rest, which a random draw of few items has not.
+
+    Args:
+        name: The name of the task, so that tasks draw independently.
+        examiner: Its questions.
+        share: The share of its items.
+        seed: The seed; use the same for every search of a comparison.
+
+    Returns:
+        Item numbers, in order.
+    """
+    count = max(1, round(len(examiner) * share))
+    return tuple(sorted(order_items(examiner, [seed, zlib.crc32(name.encode())])[:count]))
 
 
 def _own_test(entry: StudyTask, examiner: Examiner) -> int:
