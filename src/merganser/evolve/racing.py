@@ -81,6 +81,27 @@ def scale(objective: Objective) -> float:
     return sum(map(abs, objective.measures.values()))
 
 
+def race_against(
+    rivals: Sequence[Mapping[str, Answers]],
+    items: Mapping[str, Sequence[int]],
+    first: int,
+    objectives: tuple[Objective, ...],
+) -> Race:
+    """Return the race against incumbents.
+
+    Args:
+        rivals: Answers of the incumbents, by measure.
+        items: The items of every task, in the order of the race.
+        first: Items of every task in the first rung.
+        objectives: The objectives to compare by.
+    """
+    rows = []
+    for answers in rivals:
+        places = {measure: np.searchsorted(a.items, items[measure.split(".")[0]]) for measure, a in answers.items()}
+        rows.append({measure: a.values[places[measure]] for measure, a in answers.items()})
+    return Race(first, tuple(rows), objectives)
+
+
 def race_order(prepared: Prepared, task: str, seed: int) -> list[int]:
     """Return the order in which a task's chosen items are asked: random, the same for all candidates."""
     generator = np.random.default_rng([seed, zlib.crc32(task.encode()), 1])

@@ -15,8 +15,9 @@ from merganser.evolve.arrays import Array
 from merganser.evolve.costs import Event, forecast
 from merganser.evolve.design import Design
 from merganser.evolve.preparation import Calibration, Prepared, check, prepare, read_prepared, split, to_bytes
-from merganser.evolve.racing import Race, choose_incumbents, estimate_stopped, race_order
+from merganser.evolve.racing import Race, choose_incumbents, estimate_stopped, race_against, race_order
 from merganser.evolve.ranking import COPIED, best, failed_alike, nothing, pareto, reranked, reranked_front, spread, top
+from merganser.evolve.recall import count_answers, mean_scores, missing_items, recall
 from merganser.evolve.searchers import searcher
 from merganser.evolve.space import key
 from merganser.evolve.store import Answers, Store, Trial, TrialEstimate
@@ -195,12 +196,8 @@ class StudyRun:
     def _race(self, incumbents: Sequence[Trial], items: Mapping[str, Sequence[int]]) -> Race | None:
         if not self.design.search.race or not incumbents:
             return None
-        rows = []
-        for trial in incumbents:
-            answers = self.store.answers(trial)
-            places = {m: np.searchsorted(a.items, items[m.split(".")[0]]) for m, a in answers.items()}
-            rows.append({measure: a.values[places[measure]] for measure, a in answers.items()})
-        return Race(self.design.search.race, tuple(rows), self.design.objectives)
+        rivals = [self.store.answers(trial) for trial in incumbents]
+        return race_against(rivals, items, self.design.search.race, self.design.objectives)
 
     def _evaluated(self, trials: Sequence[Trial], incumbents: Sequence[Trial]) -> Iterable[Trial]:
         """Evaluate trials; with `search.race` only until they are almost certainly worse than an incumbent."""
@@ -320,15 +317,20 @@ class StudyRun:
     def _evaluate(
         self, kind: Kind, candidates: Sequence[Candidate], items: Mapping[str, Sequence[int]], phase: str
     ) -> None:
-        """Evaluate and record the `candidates` that the store does not have; the score of a measure is its mean."""
+        """Evaluate and record the `candidates` that the store does not have; the score of a measure is its mean. A
+        full evaluation asks only the items that the search did not.
+        """
         labels = [each if isinstance(each, str) else key(each) for each in candidates]
         waiting = [(label, each) for label, each in zip(labels, candidates, strict=True) if not self._done(kind, label)]
         exact = kind == "test"  # winners are used, and compared with endpoints, in full precision
-        jobs = [Job(number, each, items, exact=exact) for number, (_, each) in enumerate(waiting)]
+        known = [self.store.answers(self.known[label]) if kind == "full" else {} for label, _ in waiting]
+        asked = [missing_items(items, have) for have in known]
+        jobs = [Job(number, each, asked[number], exact=exact) for number, (_, each) in enumerate(waiting)]
         for done, outcome in enumerate(self.workers.run(jobs), 1):
             label, candidate = waiting[outcome.job.number]
-            blank = Trial(kind, label, "done", values=None if isinstance(candidate, str) else candidate)
-            trial = self._ended(blank, outcome, lambda a: ({m: float(x.values.mean()) for m, x in a.items()}, {}))
+            have, values = known[outcome.job.number], None if isinstance(candidate, str) else candidate
+            blank = Trial(kind, label, "done", values=values, recalled=count_answers(have))
+            trial = self._ended(blank, recall(outcome, have), mean_scores)
             self.on_event(Event(phase, done, len(jobs), trial))
 
     def _done(self, kind: str, label: str) -> Trial | None:

@@ -89,6 +89,7 @@ class Trial(StudyRecord):
         objectives: The value of every objective; of other kinds, the mean of every measure.
         stopped: The trial it gained too little over to be asked everything.
         cached_from: The trial with the same values whose answers it shares.
+        recalled: How many of its answers are those that it gave in the search.
     """
 
     kind: Literal["candidate", "endpoint", "test", "full", "quantized"]
@@ -107,6 +108,7 @@ class Trial(StudyRecord):
     attempts: int = 1
     cached_from: int | None = None
     stopped: int | None = None
+    recalled: int = 0
     error: str | None = None
     id: int | None = None
 
@@ -278,11 +280,17 @@ class Store:
         return int(row[0]), int(row[1]), float(row[2])
 
     def asked(self, kind: str) -> int:
-        """Return how many items the trials of a kind were asked, without copies and failed trials."""
-        query = "SELECT total(length(items) / 8) FROM answers JOIN trials ON trial = id WHERE kind = ? AND measure "
+        """Return how many items the trials of a kind were asked, without copied and recalled answers and failed
+        trials.
+        """
+        answered = "SELECT total(length(items) / 8) FROM answers JOIN trials ON trial = id WHERE kind = ? AND measure "
+        recalled = "SELECT total(json_extract(content, '$.recalled')) FROM trials WHERE kind = ? AND state = 'done'"
         with self._reading():
-            row = self._connection.execute(query + "NOT LIKE '%.%'", (kind,)).fetchone()
-        return int(row[0])
+            counts = [
+                self._connection.execute(query, (kind,)).fetchone()[0]
+                for query in (answered + "NOT LIKE '%.%'", recalled)
+            ]
+        return int(counts[0] - counts[1])
 
     def _select(self, kind: str | None, label: str | None) -> Iterator[Trial]:
         query = "SELECT id, content FROM trials WHERE (?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR label = ?2) "

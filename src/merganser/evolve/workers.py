@@ -129,7 +129,7 @@ def _perform(evaluate: Evaluate, job: Job, worker: str) -> Outcome:
     lost = None
     ask: Evaluate = getattr(evaluate, "ask_exactly", evaluate) if job.exact else evaluate
     try:
-        for part in [job.items] if job.race is None else job.race.parts(job.items):
+        for part in filter(None, [job.items] if job.race is None else job.race.parts(job.items)):
             for measure, values in _plain(ask(job.candidate, part)).items():
                 answers.setdefault(measure, []).extend(values)
             for task, items in part.items():
