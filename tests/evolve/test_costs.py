@@ -9,7 +9,7 @@ from synthetic_designs import design
 from synthetic_world import World
 from torch import nn
 
-from merganser.evolve.costs import add_costs, show_flops
+from merganser.evolve.costs import add_costs, forecast, show_flops
 from merganser.evolve.metering import CostMeter
 from merganser.evolve.store import Answers, Store, Trial
 from merganser.evolve.study import Study
@@ -100,3 +100,52 @@ def test_an_evaluator_that_does_not_tell_its_costs_leaves_them_out(tmp_path):
     study.run(design(), World())
     assert not any(part.asking for part in study.cost().parts)
     assert "FLOPs" not in study.cost().describe()
+
+
+def with_trials(path, chosen, seconds, loading, count=1, items=20):
+    """A study in which a few candidates have been evaluated."""
+    store = Store(path)
+    for position in range(count):
+        answers = {"quiz": Answers(np.arange(items), np.ones(items))}
+        costs = {"loading": loading if position == 0 else 0.0, "merging": 1.0, "asking": seconds - 1.0}
+        spent = seconds + costs["loading"]
+        store.add(Trial("candidate", f"{position}", "done", 0, position, seconds=spent), answers, costs)
+    return forecast(store, chosen)
+
+
+def test_the_forecast_does_not_count_loading_again(tmp_path):
+    chosen = design()
+    slow, quick = (with_trials(tmp_path / f"{loading}.sqlite", chosen, 5.0, loading) for loading in (100.0, 0.0))
+    assert slow == quick
+    # 31 candidates of 20 items; the winner and two endpoints on 40 test items each: 0.2 s an item, 1 s a merge
+    assert slow.seconds == pytest.approx(31 * 5.0 + 3 * (1.0 + 40 * 0.2))
+    assert (slow.trials, slow.evaluations) == (31, 31 * 20)
+
+
+def test_the_forecast_counts_full_evaluations_at_the_end(tmp_path):
+    found = with_trials(tmp_path / "s.sqlite", design(rerank=3, stability=2), 5.0, 0.0)
+    assert found.seconds == pytest.approx(31 * 5.0 + 3 * (1.0 + 40 * 0.2) + 5 * (1.0 + 140 * 0.2))
+
+
+def test_the_forecast_of_a_race_expects_what_racing_candidates_were_asked(tmp_path):
+    chosen = design(race=5, starts=({"weight.math": 1.0, "weight.code": 0.0},))
+    store = Store(tmp_path / "s.sqlite")
+    for position, items in enumerate((20, 5, 10)):
+        answers = {"quiz": Answers(np.arange(items), np.ones(items))}
+        store.add(Trial("candidate", f"{position}", "done", 0, position, seconds=items * 0.1), answers)
+    found = forecast(store, chosen)
+    assert found.evaluations == round(29 * 7.5)
+    assert found.seconds == pytest.approx(0.1 * (29 * 7.5 + 3 * 40))
+
+
+def test_loading_is_no_part_of_the_pace(tmp_path):
+    class Loads(Metered):
+        loaded = False
+
+        def take_costs(self):
+            first, self.loaded = not self.loaded, True
+            return self.spent | ({"loading": 1e-9} if first else {})
+
+    study = Study.open(tmp_path / "s.sqlite")
+    study.run(design(), Loads())
+    assert study.cost().loading == 1e-9

@@ -18,7 +18,7 @@ PARTS = {
     "test": "test",
     "quantized": "bias of quantisation",
 }
-#: Seconds of `merging` and `asking`, and `flops` of the questions.
+#: Seconds of `loading` (once per worker), `merging` and `asking`, and `flops` of the questions.
 Costs: TypeAlias = Mapping[str, float]
 
 
@@ -49,8 +49,9 @@ class StudyCost:
         calibration: Questions asked of endpoints for calibration.
         again: Questions asked of candidates at the end (re-ranking, stability).
         models: Candidates that were evaluated.
-        search_seconds: Seconds of one worker for the candidates, including merging.
+        search_seconds: Seconds of one worker for the candidates, including merging, without loading.
         seconds: Seconds of one worker for everything.
+        loading: Seconds of building the network and opening the models, once per worker.
         fitting: Seconds of fitting estimators.
         parts: The cost of each part.
     """
@@ -62,6 +63,7 @@ class StudyCost:
     models: int
     search_seconds: float
     seconds: float
+    loading: float
     fitting: float
     parts: tuple[PartCost, ...]
 
@@ -111,8 +113,9 @@ def measure_cost(store: Store, pool: int) -> StudyCost:
         calibration=calibration,
         again=again,
         models=len(evaluated),
-        search_seconds=sum(trial.seconds for trial in evaluated),
+        search_seconds=sum(trial.seconds for trial in evaluated) - spent.get("candidate", {}).get("loading", 0.0),
         seconds=sum(trial.seconds for trial in store.trials()),
+        loading=sum(each.get("loading", 0.0) for each in spent.values()),
         fitting=spent.get("fitting", {}).get("seconds", 0.0),
         parts=parts,
     )
@@ -128,7 +131,7 @@ def show_flops(flops: float) -> str:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The rest of the search: trials, items to ask, and seconds until the workers are done."""
+    """The rest of a study: trials of the search, items to ask them, and seconds until the study ends."""
 
     trials: int
     evaluations: int
@@ -147,17 +150,45 @@ class Event:
 
 
 def forecast(store: Store, design: Design) -> Forecast:
-    """Forecast the remaining trials at the mean pace so far; before the first, at the endpoints' pace per item.
+    """Forecast the rest of a study, at the pace of its candidates so far; before the first, at the endpoints' pace.
 
-    Seconds are NaN if nothing was evaluated yet.
+    Counts the remaining candidates, the full evaluations at the end and the test. The time that workers take to load
+    the models is not part of the pace. In a race, candidates to come are expected to be asked as many items as those
+    that raced so far. Seconds are NaN if nothing was evaluated yet.
     """
-    count, evaluated, seconds = store.pace("candidate")
+    count, _ = store.pace("candidate")
     size = sum(task.asked for task in design.tasks.values())
     left = max(0, design.search.trials - count)
-    workers = int(store.get("workers") or 1)
-    if evaluated:
-        return Forecast(left, left * size, left * seconds / evaluated / workers)
-    calibrated = [t for t in store.trials("endpoint") if t.state == "done"]
-    asked = sum(len(a.items) for t in calibrated for name, a in store.answers(t).items() if "." not in name)
-    pace = sum(t.seconds for t in calibrated) / asked if asked else float("nan")
-    return Forecast(left, left * size, left * size * pace / workers)
+    each = size if not design.search.race else _raced(store, design, count, size)
+    models, items = left, left * each
+    for kind, (number, share) in _final_evaluations(design).items():
+        rest = max(0, number - store.pace(kind)[0])
+        models, items = models + rest, items + rest * share
+    per_model, per_item = _pace(store, "candidate" if count else "endpoint")
+    seconds = (models * per_model + items * per_item) / int(store.get("workers") or 1)
+    return Forecast(left, round(left * each), seconds)
+
+
+def _raced(store: Store, design: Design, count: int, size: int) -> float:
+    """Return the mean number of items asked of candidates that raced; the first population's starts do not."""
+    first = min(count, max(1, len(design.starts)))
+    return max(0, store.asked("candidate") - first * size) / (count - first) if count > first else size
+
+
+def _final_evaluations(design: Design) -> dict[str, tuple[int, int]]:
+    """Return, by kind of trial, how many models are evaluated after the search, and on how many items each."""
+    search, tasks = design.search, design.tasks.values()
+    missing, test = sum(task.pool - task.asked for task in tasks), sum(task.items - task.pool for task in tasks)
+    winners = search.rerank * len(design.objectives) if missing else 0
+    others = len(design.endpoints) + len(design.references)
+    tested = others + (1 if len(design.objectives) == 1 else winners)
+    return {"full": (search.stability + winners if missing else 0, missing), "test": (tested, test)}
+
+
+def _pace(store: Store, kind: str) -> tuple[float, float]:
+    """Return seconds of merging per model, and of everything else but loading per item asked."""
+    (count, seconds), asked, spent = store.pace(kind), store.asked(kind), store.costs().get(kind, {})
+    if not count or not asked:
+        return float("nan"), float("nan")
+    merging = spent.get("merging", 0.0)
+    return merging / count, max(0.0, seconds - merging - spent.get("loading", 0.0)) / asked

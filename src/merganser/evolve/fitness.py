@@ -100,6 +100,12 @@ class LiveMerge:
             self._copy = QuantizedCopy(self.module, quantization)
         return self._copy.refresh()
 
+    def open_endpoints(self) -> None:
+        """Open the base and the models, which the first load would do otherwise."""
+        paths = [model["path"] for model in self.template["models"]]
+        for path in dict.fromkeys([*paths, *([self.template["base"]] if "base" in self.template else [])]):
+            self._held(path)
+
     def document(self, candidate: Candidate) -> dict[str, Any]:
         """Return the recipe of a candidate. For an endpoint it is the same merge with every tensor from that model,
         so that the base's names and the output's vocabulary apply to it too.
@@ -131,13 +137,16 @@ class MergedModels:
         return {**self.__dict__, "_live": None, "_meter": CostMeter()}
 
     def take_costs(self) -> dict[str, float]:
-        """Return what was spent on merging and asking since this was last called."""
+        """Return what was spent on loading, merging and asking since this was last called."""
         return self._meter.take()
 
     @property
     def live(self) -> LiveMerge:
         if self._live is None:
-            self._live = LiveMerge(self.module().eval(), self.template, self.space)
+            with self._meter.timed("loading"):
+                live = LiveMerge(self.module().eval(), self.template, self.space)
+                live.open_endpoints()
+            self._live = live
         return self._live
 
     def __call__(self, candidate: Candidate, items: Mapping[str, Sequence[int]]) -> dict[str, Sequence[float]]:
@@ -162,8 +171,9 @@ class MergedModels:
         """Ask a candidate; for an endpoint, ask only what `answers` does not have."""
 
         def examine(chosen: Sequence[int]) -> Mapping[str, Sequence[float]]:
+            live = self.live
             with self._meter.timed("merging"):
-                model = self.live.load(candidate, quantize)
+                model = live.load(candidate, quantize)
             with self._meter.asking(), torch.inference_mode():
                 return examiner(model, chosen)
 

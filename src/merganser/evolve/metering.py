@@ -1,4 +1,4 @@
-"""What a process spends on candidates: seconds of merging and asking, operations of the models asked."""
+"""What a process spends on candidates: seconds of loading, merging and asking, operations of the models asked."""
 
 from __future__ import annotations
 

@@ -267,17 +267,14 @@ class Store:
         with self._reading():
             return list(self._select(kind, label))
 
-    def pace(self, kind: str) -> tuple[int, int, float]:
-        """Return the number of trials of a kind inside the constraints, how many were evaluated successfully (not
-        copied), and the seconds that took.
+    def pace(self, kind: str) -> tuple[int, float]:
+        """Return the number of trials of a kind inside the constraints, also failed and copied ones, and the seconds
+        that they took.
         """
-        fresh = "CASE WHEN state = 'done' AND cached_from IS NULL THEN seconds END"
+        query = "SELECT count(*), total(seconds) FROM trials WHERE kind = ? AND state != 'infeasible'"
         with self._reading():
-            row = self._connection.execute(
-                f"SELECT count(*), count({fresh}), total({fresh}) FROM trials WHERE kind = ? AND state != 'infeasible'",
-                (kind,),
-            ).fetchone()
-        return int(row[0]), int(row[1]), float(row[2])
+            count, seconds = self._connection.execute(query, (kind,)).fetchone()
+        return int(count), float(seconds)
 
     def asked(self, kind: str) -> int:
         """Return how many items the trials of a kind were asked, without copied and recalled answers and failed

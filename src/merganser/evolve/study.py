@@ -166,7 +166,7 @@ class Study(Shown):
         return measure_cost(self.store, sum(task.pool for task in self.design.tasks.values()))
 
     def forecast(self) -> Forecast:
-        """Return a forecast of the rest of the search, from the times so far."""
+        """Return a forecast of the rest of the study, from the times so far."""
         return forecast(self.store, self.design)
 
 

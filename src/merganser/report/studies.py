@@ -92,8 +92,11 @@ def _cost(page: Page, cost: StudyCost) -> None:
         if part.models
     ]
     columns = ["part", "models", "questions", "seconds of merging", "seconds of asking", "TFLOPs of asking"]
-    page.table(columns, rows, "What each part took of one worker; reading the models counts as merging")
-    page.text(f"Choosing the items and fitting the estimators took {cost.fitting:.1f} s.")
+    page.table(columns, rows, "What each part took of one worker")
+    page.text(
+        f"Loading the models took {cost.loading:.1f} s, choosing the items and fitting the estimators "
+        f"{cost.fitting:.1f} s."
+    )
 
 
 def _winners(page: Page, study: Study, summary: Summary) -> None:
