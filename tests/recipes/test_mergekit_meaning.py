@@ -13,6 +13,7 @@ from merganser import recipes
 from merganser.checkpoints.sidecars import edited
 from merganser.errors import RecipeError
 from merganser.methods.registry import aliases, lookup, mergekit_defaults, parameters
+from merganser.recipes import mergekit
 from merganser.recipes.mergekit_parameters import ACTING, KNOWN, without_effect
 
 MODELS = [{"model": "a", "parameters": {"weight": 0.25}}, {"model": "b", "parameters": {"weight": 0.75}}]
@@ -178,3 +179,9 @@ def test_other_layers_are_refused(layers):
 def test_a_mixture_of_experts_is_called_one(text):
     with pytest.raises(RecipeError, match=r"a mixture-of-experts configuration \(mergekit-moe\), not a merge"):
         recipes.load(text + "\n")
+
+
+def test_a_method_that_computes_more_precisely_is_noted():
+    translated = mergekit.translate({"merge_method": "arcee_fusion", "models": [{"model": "a"}], "base_model": "b"}, {})
+    assert any("computed in float64" in note for note in translated.notes)
+    assert not mergekit.translate({"merge_method": "linear", "models": [{"model": "a"}]}, {}).notes

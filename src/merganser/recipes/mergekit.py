@@ -19,7 +19,7 @@ from merganser.errors import RecipeError, did_you_mean
 from merganser.methods.registry import lookup, mergekit_defaults
 from merganser.recipes import fields
 from merganser.recipes.fields import REPORTED, Declared, expect, kind_of, known_keys
-from merganser.recipes.mergekit_parameters import KNOWN, REMARKS, acting, required, without_effect
+from merganser.recipes.mergekit_parameters import KNOWN, MORE_PRECISE, REMARKS, acting, required, without_effect
 from merganser.recipes.schema import Places, Problems
 
 KEYS = (
@@ -94,6 +94,8 @@ class _Translator:
         with contextlib.suppress(RecipeError):  # the native reader reports an unknown method
             self.called = expect(data.get("merge_method"), str, "merge_method")
             self.declared = Declared([method := lookup(self.called)], acting(self.called, method))
+        if remark := MORE_PRECISE.get(self.called):
+            self.notes.append(f"{self.called}: {remark}")
         document["method"] = self.declared.methods[0].name if self.declared.methods else data.get("merge_method")
         known_keys(self._without_strays(data), KEYS, "", self.problems)
         if data.get("base_model") is not None:

@@ -47,6 +47,11 @@ REMARKS = {
     ("multislerp", "eps"): "here it is only the length below which directions cancel; mergekit also adds it to lengths "
     "and angles, which matters unless it is tiny",
 }
+#: Methods that compute more precisely than mergekit's.
+MORE_PRECISE = {
+    "arcee_fusion": "divergences are computed in float64; in mergekit's float32, rounding decides about entries near "
+    "the threshold, and about most entries of small task vectors",
+}
 KNOWN = frozenset(name for names in ACTING.values() for name in names) | WITHOUT_EFFECT.keys()
 
 

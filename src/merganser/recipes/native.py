@@ -312,7 +312,9 @@ class _NativeReader:
 def _bound(entries: list[Any], where: str) -> list[Any]:
     """Return the entries of a list, or refuse a list so long that reading it would seem to hang."""
     if len(entries) > _MOST:
-        raise RecipeError(f"{where}: {len(entries):,} entries; at most {_MOST:,} are read, so nest recipes to merge more")
+        raise RecipeError(
+            f"{where}: {len(entries):,} entries; at most {_MOST:,} are read, so nest recipes to merge more"
+        )
     return entries
 
 
