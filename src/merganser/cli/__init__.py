@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from merganser.cli.limits import raise_open_files
-from merganser.cli.output import emit, say, wrap_lines
+from merganser.cli.output import emit, say
 from merganser.errors import MerganserError
 
 #: Command or group of commands -> the module that defines it as `app` or `command`, or `module:function`.
@@ -101,5 +101,5 @@ def fail(message: str, code: int) -> None:
         if "--json" in sys.argv:
             emit({"event": "error", "message": message, "exit_code": code})
     with contextlib.suppress(MerganserError):
-        say(wrap_lines(message if code == INTERRUPTED else f"error: {message}"), sys.stderr)
+        say(message if code == INTERRUPTED else f"error: {message}", sys.stderr)
     sys.exit(code)

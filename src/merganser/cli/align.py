@@ -16,7 +16,7 @@ import typer
 from merganser.cli.factories import build_network, derive_from_config, derive_symmetry, load_batches
 from merganser.cli.naming import name_checkpoints
 from merganser.cli.options import Json, Out, Overwrite, Seed
-from merganser.cli.output import emit, say, wrap_lines
+from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
 from merganser.plain import plain
 
@@ -108,7 +108,7 @@ def command(
             return derive_symmetry(model, shape, **options)
         found, tested = derive_from_config(first, "reuse --permutations of an earlier run", **options)
         if not tested:
-            say(wrap_lines("note: the symmetry of this large network was derived without a self-test"), sys.stderr)
+            say("note: the symmetry of this large network was derived without a self-test", sys.stderr)
         return found
 
     measure = partial(_landscape, model=model or "", data=_load_batches(batches, model or "")) if batches else None
@@ -303,13 +303,13 @@ def _show(report: dict[str, Any], as_json: bool) -> None:
     from merganser.report.landscapes import barrier_table
 
     objective = report["objective"]
-    say(wrap_lines(f"symmetry   {report['atoms']} groups of units that move on {report['tensors']} tensors"))
-    say(wrap_lines(f"objective  {objective['before']:.6g} before, {objective['after']:.6g} after\n"))
+    say(f"symmetry   {report['atoms']} groups of units that move on {report['tensors']} tensors")
+    say(f"objective  {objective['before']:.6g} before, {objective['after']:.6g} after\n")
     say(f"{pair_table(report).text()}\n")
     if segments := report.get("landscape", {}).get("segments"):
         say(f"{barrier_table(segments).text()}\n")
-    say(wrap_lines(f"wrote {report['out']}: aligned/, {report['merged']}, permutations.safetensors, symmetry.json"))
+    say(f"wrote {report['out']}: aligned/, {report['merged']}, permutations.safetensors, symmetry.json")
     for note in report["notes"]:
-        say(wrap_lines(f"note: {note}"))
+        say(f"note: {note}")
     if report["running_statistics"]:
-        say(wrap_lines("note: averaging shifts activations; recompute running statistics with merganser.align.repair"))
+        say("note: averaging shifts activations; recompute running statistics with merganser.align.repair")

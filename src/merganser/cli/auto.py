@@ -14,7 +14,7 @@ from merganser.cli.interrupts import explain_interrupt
 from merganser.cli.limits import memory_limit
 from merganser.cli.naming import name_checkpoints, read_pairs
 from merganser.cli.options import Device, Json, Memory, Out, Overwrite, Seed
-from merganser.cli.output import emit, say, wrap
+from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def command(
     def on_look(remarks: tuple[Remark, ...]) -> None:
         beside.mkdir(parents=True, exist_ok=True)
         for remark in remarks:
-            say(wrap(f"note: {remark.text}", "  "), sys.stderr)
+            say(f"note: {remark.text}", sys.stderr)
 
     expected = [0]
     with (
@@ -162,9 +162,9 @@ def _show(decision: Decision, out: Path, beside: Path) -> None:
         say(f"race, first {SHOWN} of {len(race_table(found).rows)}:\n{race_table(found, SHOWN).text()}\n")
     if decision.challenges:
         say(f"on unseen questions:\n{challenge_table(found).text()}\n")
-    say(wrap(f"{decision.text}.", "  "))
+    say(f"{decision.text}.")
     if decision.recipe is not None:
         say(f"wrote {out}")
     elif decision.best_recipe is not None:
-        say(wrap(f"to merge anyway: merganser merge {beside / 'recipe.yml'} {out}", "  "))
+        say(f"to merge anyway: merganser merge {beside / 'recipe.yml'} {out}")
     say(f"wrote {beside / 'report.html'}")

@@ -15,7 +15,7 @@ from typer.main import get_command
 from merganser.cli import COMMANDS, PLAIN
 from merganser.cli.interrupts import explain_interrupt, left_behind
 from merganser.cli.mergekit_flags import refuse_mergekit_flags
-from merganser.cli.output import say, wrap_lines
+from merganser.cli.output import say
 from merganser.cli.renamed import rewrite
 from merganser.cli.values import take_plain_values
 from merganser.cli.wording import name_options
@@ -32,7 +32,7 @@ class Commands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = rewrite(args)
         if words != args:
-            say(wrap_lines(f"note: this command is now spelled: {shlex.join(['merganser', *words])}"), sys.stderr)
+            say(f"note: this command is now spelled: {shlex.join(['merganser', *words])}", sys.stderr)
         refuse_mergekit_flags(words)
         path = find_commands(self, words)
         take_plain_values(ctx, path)

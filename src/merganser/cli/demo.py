@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from merganser.cli.options import Json, Out, Overwrite, Seed
-from merganser.cli.output import emit, say, wrap_lines
+from merganser.cli.output import emit, say
 from merganser.report.tables import Table
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def command(
     if as_json:
         emit({"event": "done", "path": str(out), **found})
         return
-    say(wrap_lines(f"\nMerged checkpoints are in {out}/merged, the report is {out}/report.html"))
+    say(f"\nMerged checkpoints are in {out}/merged, the report is {out}/report.html")
 
 
 def _demonstrate(digits: Digits, out: Path, tell: Tell) -> dict[str, Any]:

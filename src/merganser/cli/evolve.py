@@ -14,7 +14,7 @@ import typer
 from merganser.cli import report
 from merganser.cli.interrupts import explain_interrupt, left_in
 from merganser.cli.options import DryRun, Json, Overwrite, Ray, Resume, Task
-from merganser.cli.output import emit, say, wrap, wrap_lines, wrote
+from merganser.cli.output import emit, say, wrap, wrote
 from merganser.cli.progress import ProgressReporter
 from merganser.units import show_time
 
@@ -57,7 +57,7 @@ def run(
 
     loaded = load(run_file)
     for caution in loaded.cautions:
-        say(wrap_lines(f"note: {caution}"), sys.stderr)
+        say(f"note: {caution}", sys.stderr)
     if dry_run:
         _describe(loaded, as_json)
         return
@@ -241,7 +241,7 @@ def _describe(loaded: Any, as_json: bool) -> None:
     for name, task in facts["tasks"].items():
         asked = f"task      {name}: {task['pool']} items for fitness and calibration, {task['test']} for the test"
         say(wrap(asked, " " * 10))
-        say(wrap_lines(f"          {task['asked']} asked ({task['extractor']}), score by {task['estimator']}"))
+        say(f"          {task['asked']} asked ({task['extractor']}), score by {task['estimator']}")
 
 
 def _status(study: Study, as_json: bool) -> bool:
@@ -262,7 +262,7 @@ def _status(study: Study, as_json: bool) -> bool:
         shown = _named(facts["best"]) or "nothing yet"
         left = "" if facts["seconds_left"] is None else f", about {show_time(facts['seconds_left'])} left"
         state = ", ended" if study.ended else f", failed: {study.failure}" if study.failure else left
-        say(wrap_lines(f"{facts['done']}/{facts['total']} trials, {facts['failed']} failed, best: {shown}{state}"))
+        say(f"{facts['done']}/{facts['total']} trials, {facts['failed']} failed, best: {shown}{state}")
     return study.ended or study.failure is not None
 
 
@@ -290,24 +290,24 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
         return
     if not study.ended:
         tried, budget = len(study.trials()), study.design.search.trials
-        say(wrap_lines(f"best so far, after {tried} of {budget} trials; resume the run for the rest"))
+        say(f"best so far, after {tried} of {budget} trials; resume the run for the rest")
     for trial in winners:
-        say(wrap_lines(f"trial {trial.generation}:{trial.position}  estimated {_named(trial.objectives)}"))
+        say(f"trial {trial.generation}:{trial.position}  estimated {_named(trial.objectives)}")
         if intervals := unseen_intervals(study, trial.label):
-            say(wrap_lines(f"  on unseen items: {_with_intervals(intervals)}"))
+            say(f"  on unseen items: {_with_intervals(intervals)}")
         elif (error := study.test_error(trial)) is not None:
-            say(wrap_lines(f"  on unseen items: failed: {error}"))
+            say(f"  on unseen items: failed: {error}")
         for name, value in (trial.values or {}).items():
             say(f"  {name} = {value}")
     for label in endpoints:
-        say(wrap_lines(f"{label} alone, on unseen items: {_with_intervals(unseen_intervals(study, label))}"))
+        say(f"{label} alone, on unseen items: {_with_intervals(unseen_intervals(study, label))}")
     for label, error in untested.items():
-        say(wrap_lines(f"{label} alone, on unseen items: failed: {error}"))
+        say(f"{label} alone, on unseen items: failed: {error}")
     for sentence in (*verdicts.values(), *biases.values()):
-        say(wrap_lines(sentence))
-    say(wrap_lines(f"{study.cost().describe()}."))
+        say(sentence)
+    say(f"{study.cost().describe()}.")
     for reason, count in failed.most_common(3):
-        say(wrap_lines(f"{count} of {len(study.trials())} trials failed: {reason}"))
+        say(f"{count} of {len(study.trials())} trials failed: {reason}")
 
 
 def _with_intervals(intervals: Mapping[str, Interval]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from merganser.cli.options import Out
-from merganser.cli.output import emit, say, wrap_lines
+from merganser.cli.output import emit, say
 from merganser.cli.writing import WriteOptions, writes_view
 
 
@@ -35,5 +35,5 @@ def command(
         emit({"event": "experts", "orders": {name: order.tolist() for name, order in view.orders.items()}})
     else:
         total = sum(map(len, view.orders.values()))
-        say(wrap_lines(f"experts    {sum(moved)} of {total} move, in {sum(map(bool, moved))} of {len(moved)} layers"))
+        say(f"experts    {sum(moved)} of {total} move, in {sum(map(bool, moved))} of {len(moved)} layers")
     return view

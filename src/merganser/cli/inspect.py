@@ -11,7 +11,7 @@ import typer
 
 from merganser.cli.naming import name_checkpoints
 from merganser.cli.options import Check, Json, RankFraction, Tensors
-from merganser.cli.output import emit, say, wrap, wrap_lines
+from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
 from merganser.report.collapsing import collapse_table
 
@@ -94,7 +94,7 @@ def _contents(named: Mapping[str, str], html: Path | None, tensors: bool, check:
     if apart is not None:
         say(apart.text())
     if difference:
-        say(wrap_lines(f"not compared: {difference}"))
+        say(f"not compared: {difference}")
     if html is not None:
         say(f"wrote {html}")
 
@@ -104,7 +104,7 @@ def _show_contents(found: Contents, tensors: bool) -> None:
 
     say(found.label)
     for line in facts(found):
-        say(wrap(f"  {line}", "    "))
+        say(f"  {line}")
     table = collapse_table(tensors_table(found)) if tensors else blocks_table(found)
     say(f"\n{table.text()}\n")
 
@@ -190,9 +190,9 @@ def _show_interference(found: Survey, tensors: bool) -> None:
     if len(found.experts) > 1:
         shown = [block_table(found), cosine_table(found), *shown]
     for line in (*left_out(found), *(f"{each} (--layers 0 measures all)" for each in sampled(found))):
-        say(wrap(line))
+        say(line)
     if not found.matrices:
         say("no matrix differs from the base: nothing can interfere")
         return
     say("\n\n".join(each.text() for each in shown))
-    say("\n".join(["", *(wrap(f"{advice.kind}: {advice.text}", "  ") for advice in found.advice)]))
+    say("\n".join(["", *(f"{advice.kind}: {advice.text}" for advice in found.advice)]))

@@ -20,7 +20,7 @@ from merganser.cli.options import (
     Resume,
     Tensors,
 )
-from merganser.cli.output import emit, say, wrap_lines
+from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
 from merganser.cli.writing import writing
 from merganser.errors import InputError
@@ -284,7 +284,7 @@ def verify(library: LibraryPath, base: MovedBase = None, as_json: Json = False) 
         emit(findings)
     else:
         for finding in findings:
-            say(wrap_lines(f"{_MARKS[finding.sound]}  {finding.part}: {finding.message}"))
+            say(f"{_MARKS[finding.sound]}  {finding.part}: {finding.message}")
     if any(finding.sound is False for finding in findings):
         raise typer.Exit(1)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from merganser.cli.options import Json, Made, Root
-from merganser.cli.output import emit, say, wrap, wrap_lines
+from merganser.cli.output import emit, say, wrap
 
 
 def command(
@@ -48,7 +48,7 @@ def command(
         say(line)
     say("")
     for licence, labels in family.licences.items():
-        say(wrap_lines(f"licence  {licence}: {', '.join(labels)}"))
+        say(f"licence  {licence}: {', '.join(labels)}")
     for conflict in family.conflicts:
         say(wrap(f"conflict {conflict}", " " * 9))
     for each in (*family.terms, *family.notes):

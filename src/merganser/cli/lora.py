@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from merganser.cli.options import Base, Json, LowRankOnly, Out, Overwrite, Seed
-from merganser.cli.output import emit, say, wrap_lines
+from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
 
 if TYPE_CHECKING:
@@ -127,17 +127,13 @@ def show_report(report: AdapterReport, as_json: bool) -> None:
     if as_json:
         emit({"event": "done", **report.to_dict()})
         return
-    say(
-        wrap_lines(
-            f"wrote {report.path}: rank {report.rank}, {report.modules} modules, {report.energy:.1%} of the energy"
-        )
-    )
+    say(f"wrote {report.path}: rank {report.rank}, {report.modules} modules, {report.energy:.1%} of the energy")
     say(f"residual over all tensors: {report.residual:.2e}")
     for note in report.notes:
-        say(wrap_lines(note))
+        say(note)
     if report.whole:
         kept = f"{len(report.whole)} tensors are saved whole, such as {report.whole[0]!r}"
-        say(wrap_lines(f"{kept}: PEFT loads them, vLLM does not"))
+        say(f"{kept}: PEFT loads them, vLLM does not")
     if report.left_out:
         shown = ", ".join(report.left_out[:5]) + (" …" if len(report.left_out) > 5 else "")
-        say(wrap_lines(f"left out, although they changed: {shown}"))
+        say(f"left out, although they changed: {shown}")

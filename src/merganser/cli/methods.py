@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from merganser.cli.options import Json
-from merganser.cli.output import emit, say, wrap, wrap_lines
+from merganser.cli.output import emit, say, wrap
 from merganser.report.tables import Table, terminal_width
 
 #: Columns from which there is room for the parameters of every method in the list.
@@ -48,7 +48,7 @@ def command(
         say(wrap(f"{row.name:<20} {row.summary}" + (f" ({settings})" if settings else ""), " " * 21))
     say("\n" + wrap(f"{len(rows)} methods; `merganser methods NAME` shows one with its formula."))
     for package, why in load_plugins().items():
-        say(wrap_lines(f"The plugin {package} could not be imported: {why}"))
+        say(f"The plugin {package} could not be imported: {why}")
     say(wrap(f"From Python with data (mg.tuning): {', '.join(FUNCTIONS_OF_DATA)}."))
 
 

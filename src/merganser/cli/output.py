@@ -29,11 +29,16 @@ def delivered(stream: TextIO) -> Iterator[None]:
             raise MerganserError(f"cannot write to {stream.name}: {error.strerror}") from None
 
 
-def say(line: str, stream: TextIO | None = None, end: str = "\n") -> None:
-    """Print a line on standard output, or on another stream."""
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print text for people on standard output, or on another stream, in lines that fit the terminal."""
+    write(f"{wrap_lines(text)}\n", stream)
+
+
+def write(text: str, stream: TextIO | None = None) -> None:
+    """Print text exactly as it is, for programs to read."""
     stream = stream or sys.stdout
     with delivered(stream):
-        print(line, file=stream, end=end)
+        print(text, file=stream, end="")
 
 
 def wrote(path: Path, as_json: bool) -> None:
@@ -61,4 +66,4 @@ def wrap_lines(text: str, indent: str = "  ") -> str:
 
 def emit(content: Any) -> None:
     """Print data as one line of JSON on standard output; NaN and infinity, which JSON lacks, become null."""
-    say(json.dumps(plain(content), allow_nan=False))
+    write(f"{json.dumps(plain(content), allow_nan=False)}\n")

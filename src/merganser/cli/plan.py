@@ -8,7 +8,7 @@ import typer
 
 from merganser.cli.limits import memory_limit
 from merganser.cli.options import Device, Dtype, Json, Memory, Quantize, Recipe, RecipeSeed, ShardSize, Tensors, Workers
-from merganser.cli.output import emit, say, wrap
+from merganser.cli.output import emit, say, wrap, write
 from merganser.units import show_size
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def show_native(recipe: Path, as_json: bool) -> None:
     if as_json:
         emit(document)
     else:
-        say(to_yaml(document, compact=True), end="")
+        write(to_yaml(document, compact=True))
 
 
 def show_plan(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from merganser.cli.output import emit, say, wrap
+from merganser.cli.output import emit, say
 
 if TYPE_CHECKING:
     from merganser.engine.merge import Merge
@@ -31,11 +31,8 @@ def show_proofs(merge: Merge, as_json: bool) -> None:
                 else:
                     way = "" if proof.own else " (merged by PEFT itself)"
                     say(
-                        wrap(
-                            f"proved {adapted.adapter.path}: {proof.parameters:,} weights of kind {proof.kind} as PEFT "
-                            f"merges them, up to {proof.residual:.1e} of the change{way}",
-                            "  ",
-                        )
+                        f"proved {adapted.adapter.path}: {proof.parameters:,} weights of kind {proof.kind} as PEFT "
+                        f"merges them, up to {proof.residual:.1e} of the change{way}"
                     )
     if not seen and not as_json:
         say("nothing to prove: no model of this merge has an adapter")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from merganser.cli.options import Json, Made
-from merganser.cli.output import emit, say, wrap_lines
+from merganser.cli.output import emit, say
 from merganser.units import show_size
 
 
@@ -38,4 +38,4 @@ def command(
     for name, size in done.files.items():
         say(f"{show_size(size):>10}  {name}")
     total = f"{len(done.files)} files, {show_size(sum(done.files.values()))}"
-    say(wrap_lines(f"would upload {total} to {repository}" if dry_run else f"uploaded {total} to {done.url}"))
+    say(f"would upload {total} to {repository}" if dry_run else f"uploaded {total} to {done.url}")

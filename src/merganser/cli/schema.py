@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from merganser.cli.options import Json
-from merganser.cli.output import emit, say
+from merganser.cli.output import emit, write
 
 
 def command(
@@ -38,4 +38,4 @@ def command(
     if as_json:
         emit(found)
     else:
-        say(json.dumps(found, indent=2))
+        write(f"{json.dumps(found, indent=2)}\n")

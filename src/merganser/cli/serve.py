@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from merganser.cli.options import Json, LibraryPath, Model, MovedBase
-from merganser.cli.output import emit, say, wrap_lines
+from merganser.cli.output import emit, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,7 +112,7 @@ def command(
     if as_json:
         emit({"event": "serving", "url": f"http://{host}:{port}", "experts": list(adaptive.library.experts)})
     else:
-        say(wrap_lines(f"serving {', '.join(adaptive.library.experts)} at http://{host}:{port}"), sys.stderr)
+        say(f"serving {', '.join(adaptive.library.experts)} at http://{host}:{port}", sys.stderr)
     server = create_server(app, host=host, port=port, limits=limits)
     server.run()
     if not server.started:

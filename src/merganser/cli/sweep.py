@@ -12,7 +12,7 @@ import typer
 from merganser.cli.interrupts import command as same_command
 from merganser.cli.interrupts import explain_interrupt
 from merganser.cli.options import Device, Json, Task
-from merganser.cli.output import emit, say, wrap_lines
+from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def command(
     if as_json:
         emit(found.to_dict())
     else:
-        say(wrap_lines(_text(found)))
+        say(_text(found))
         if best is not None:
             say(f"wrote {best}")
 

@@ -10,7 +10,7 @@ import typer
 
 from merganser.cli.factories import derive_from_config, derive_symmetry
 from merganser.cli.options import Out
-from merganser.cli.output import emit, say, wrap_lines
+from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
 from merganser.cli.writing import WriteOptions, writes_view
 
@@ -204,17 +204,9 @@ def _cosine(a: dict[str, Tensor], b: dict[str, Tensor], symmetry: Symmetry) -> f
 def _show(report: dict[str, Any]) -> None:
     if "cosine" in report:
         before, after = report["cosine"]["before"], report["cosine"]["after"]
-        say(
-            wrap_lines(
-                f"matched    {report['atoms']} groups of units; cosine of the bases {before:.4f}, then {after:.4f}"
-            )
-        )
-    say(
-        wrap_lines(
-            f"scale      {report['scale']:g}" + (f", the best of {len(report['scores'])}" if "scores" in report else "")
-        )
-    )
+        say(f"matched    {report['atoms']} groups of units; cosine of the bases {before:.4f}, then {after:.4f}")
+    say(f"scale      {report['scale']:g}" + (f", the best of {len(report['scores'])}" if "scores" in report else ""))
     if report.get("note"):
-        say(wrap_lines(f"note: {report['note']}"))
+        say(f"note: {report['note']}")
     if not report["self_tested"]:
-        say(wrap_lines("note: the symmetry of this large network was derived without a self-test"))
+        say("note: the symmetry of this large network was derived without a self-test")

@@ -9,7 +9,7 @@ import typer
 from merganser.cli.limits import memory_limit
 from merganser.cli.naming import read_pairs
 from merganser.cli.options import Json, Made, Memory, Root, Workers
-from merganser.cli.output import emit, say, wrap_lines
+from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
 from merganser.units import show_size
 
@@ -73,9 +73,9 @@ def _show(event: str, found: Verification, as_json: bool) -> None:
         emit({"event": event} | vars(found))
         return
     for problem in found.problems:
-        say(wrap_lines(f"wrong    {problem}"))
+        say(f"wrong    {problem}")
     for note in found.notes:
-        say(wrap_lines(f"note     {note}"))
+        say(f"note     {note}")
     if not found.problems:
         what = "as in the lock file" if event == "verified" else "rebuilt from the sources, identical to the last bit"
-        say(wrap_lines(f"{event:<8} {found.tensors} tensors, {show_size(found.bytes)}: {what}"))
+        say(f"{event:<8} {found.tensors} tensors, {show_size(found.bytes)}: {what}")

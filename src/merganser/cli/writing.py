@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from merganser.cli.interrupts import explain_interrupt, left_in
 from merganser.cli.limits import memory_limit
 from merganser.cli.options import DryRun, Json, Memory, Overwrite, Resume, Workers
-from merganser.cli.output import emit, say, wrap_lines
+from merganser.cli.output import emit, say
 from merganser.cli.plan import show_merge
 from merganser.cli.progress import ProgressReporter
 from merganser.units import show_time
@@ -40,7 +40,7 @@ def writing(out: Path, doing: str, as_json: bool, made: str = "made from these m
     if as_json:
         emit({"event": "done", "path": str(place), "seconds": round(seconds, 3), "already_complete": bool(complete)})
     elif complete:
-        say(wrap_lines(f"{place} was already {made}; nothing to do"))
+        say(f"{place} was already {made}; nothing to do")
     else:
         say(f"wrote {place} in {show_time(seconds)}")
 
