@@ -70,7 +70,7 @@ def test_a_summary_of_one_objective(study):
     assert summary.cost.models == evaluated
     assert summary.cost.models_per_hour == pytest.approx(3600 * evaluated / summary.cost.search_seconds)
     assert summary.cost.seconds > summary.cost.search_seconds
-    assert summary.cost.saved == pytest.approx(summary.cost.full / (summary.cost.asked + 320 + 6 * 160))
+    assert summary.cost.saved == pytest.approx(summary.cost.full / (summary.cost.asked + 320 + 6 * (160 - 20)))
 
 
 def test_the_estimator_is_judged_by_merges_that_were_fully_evaluated(study):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -35,7 +36,7 @@ class Quantization:
         """Return a quantised copy of a linear layer."""
         bnb = require("bitsandbytes", "quantize")
         weight, bias = layer.weight.detach().clone(), layer.bias is not None
-        copy: nn.Module
+        copy: Any
         if self.form == "int8":
             copy = bnb.nn.Linear8bitLt(
                 layer.in_features, layer.out_features, bias, has_fp16_weights=False, threshold=OUTLIERS, device="meta"
@@ -50,7 +51,8 @@ class Quantization:
             copy.support_avx512bf16_for_cpu = False
         if bias:
             copy.bias = nn.Parameter(layer.bias.detach().clone(), requires_grad=False)
-        return copy.to(self.device).eval()
+        quantized: nn.Module = copy.to(self.device).eval()
+        return quantized
 
 
 class QuantizedCopy:
