@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.generations, options.items, options.pool = 1, 40, 20
     torch.set_num_threads(1)
     skills = {name: load_skill(name, options.data) for name in options.skills}
-    setting = load_setting(options)
+    setting = load_setting(options, "ties")
     found = measure(setting, skills, options.seed)
     found["fine_tuning"] = setting.learned()
     show(found)

@@ -5,33 +5,33 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.evolve_costs import FULL, IRT, WAYS, compare
+from benchmarks.evolve_costs import FULL_BEFORE, IRT_BEFORE, PARTS, WAYS, compare, describe_difference
 from benchmarks.reporting import markdown
 from benchmarks.reporting.parts import Text
 from benchmarks.reporting.sections.evolution_costs import is_met, parts
 
-SECONDS = {FULL: 100.0, IRT: 40.0, "full": 20.0, "race": 8.0, "race, soft": 16.0}
+SECONDS = dict.fromkeys(WAYS, 20.0) | {FULL_BEFORE: 100.0, IRT_BEFORE: 40.0, "race": 8.0, "race, soft": 16.0}
 
 
-def one_run(way, answers):
-    costs = {"seconds": SECONDS[way], "merging": 1.0, "asking": 5.0, "machinery": 0.5, "testing": 3.0}
-    counts = {"questions": 50, "models": 20, "stopped": 0}
-    return (
-        {"values": {}, "answers": list(answers), "test": float(np.mean(answers)), "others": {"base": 0.5}}
-        | costs
-        | counts
-    )
+def one_run(way, answers, seed):
+    costs = dict.fromkeys(PARTS, 1.0) | {"seconds": SECONDS[way], "asking": 3.0, "machinery": 0.5}
+    counts = {"seed": seed, "questions": 50, "models": 20, "stopped": 0}
+    gain = describe_difference(np.array(answers) - 0.5)
+    told = {"values": {}, "answers": list(answers), "test": float(np.mean(answers)), "others": {"base": 0.5}}
+    return told | {"gain": gain} | costs | counts
 
 
 @pytest.fixture
 def results():
     rng = np.random.default_rng(0)
     full = (rng.random((3, 40)) < 0.7).astype(float)
-    runs = {name: [one_run(name, row) for row in full] for name in WAYS}
-    runs["race"] = [one_run("race", np.where(np.arange(40) == 0, 0.0, row)) for row in full]
+    runs = {name: [one_run(name, row, seed) for seed, row in enumerate(full)] for name in WAYS}
+    runs["race"] = [one_run("race", np.where(np.arange(40) == 0, 0.0, row), seed) for seed, row in enumerate(full)]
+    runs[FULL_BEFORE] = [one_run(FULL_BEFORE, np.zeros(40), 0)]
     found = compare(runs) | {
         "pool": 80,
         "trials": 24,
+        "method": "ties",
         "fine_tuning": {"questions": {"base": 0.2, "questions_right": 0.8}},
     }
     return found, full
@@ -41,6 +41,8 @@ def test_losses_are_means_over_the_same_items(results):
     found, full = results
     assert found["unseen"] == 40
     assert found["ways"]["full"]["loss"] == 0
+    assert found["ways"][FULL_BEFORE]["loss"] == 0, "its answers are those of full"
+    assert found["ways"][FULL_BEFORE]["test"] == pytest.approx(full.mean())
     assert found["ways"]["race"]["loss"] == pytest.approx(full[:, 0].mean() / 40)
     low, high = found["ways"]["race"]["interval"]
     assert low <= found["ways"]["race"]["loss"] <= high

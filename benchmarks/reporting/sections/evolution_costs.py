@@ -8,7 +8,11 @@ from typing import Any
 from benchmarks.reporting.formats import percent
 from benchmarks.reporting.parts import Part, Table, Text
 
-FULL, IRT = "full, before", "gmp-irt, before"
+FULL = "full"
+METHODS = {
+    "task_arithmetic": "task arithmetic, with for each of them a weight at two points of depth",
+    "ties": "TIES, with a density, a scale and for each of them a weight at two points of depth",
+}
 
 
 def is_met(results: Mapping[str, Any], way: str) -> bool:
@@ -29,7 +33,7 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     )
     yield Text(
         f"Whole studies, from opening the checkpoints to the winner: two fine-tunes of stories15M ({gains}) are merged "
-        f"by TIES, with a density, a scale and for each of them a weight at two points of depth; {results['trials']} "
+        f"by {METHODS[results['method']]}; {results['trials']} "
         f"trials by a genetic algorithm, {results['pool']} items to search on, {counted}, one thread. *Before* means "
         "that every option is asked as a whole sequence and that nothing is raced or re-ranked. Winners are scored on "
         f"{results['unseen']} items that no search has seen, the same for all ways, so that losses are paired item by "
