@@ -282,5 +282,5 @@ def test_too_few_questions_are_refused():
 
 def test_wrong_answers_of_an_asker_are_refused():
     exam = Exam({"quiz": range(30)}, lambda variant, items: {"quiz": [1.0]}, "x")
-    with pytest.raises(InputError, match="task 'quiz': 1 answers to 20 items"):
+    with pytest.raises(InputError, match="task 'quiz': 1 answers to 15 items"):
         decided(exam)

@@ -23,6 +23,8 @@ from merganser.tuning.autopilot.zooming import FINEST, planned_cost, race_merges
 #: one-sided level of 2.5 %. The better of two merges is chosen by the same questions, so that a merge is preferred to a
 #: model that is as good in at most 5 % of cases.
 CHECKED = 2
+#: Models that leave the race only if they are surely worse: a merge must not be compared with the wrong one.
+SURE = 3
 #: The largest share of the budget that is kept for the check.
 KEPT = 1 / 3
 
@@ -58,7 +60,7 @@ def plan_size(board: Scoreboard, models: int, merges: Sequence[Contender], quest
         return (2 * CHECKED + 1) * board.cost(0, unseen, unseen=True)  # and task arithmetic
 
     def racing(most: int, steps: int = 1) -> int:
-        alone = worst_case(models, rung_ends(models, most, tasks), board.cost, CHECKED)
+        alone = worst_case(models, rung_ends(models, most, tasks), board.cost, SURE)
         return alone + planned_cost(merges, rung_ends(len(merges), most, tasks), steps, board.cost)
 
     budget, what = board.meter.budget.questions, f"{len(merges)} merges and {models} models"
@@ -72,8 +74,8 @@ def plan_size(board: Scoreboard, models: int, merges: Sequence[Contender], quest
 
 
 def race(board: Scoreboard, contenders: Sequence[Contender], most: int, reserved: int) -> Heat:
-    """Ask contenders more and more of the same questions, and reject the worse ones after every rung, down to those
-    that are checked.
+    """Ask contenders more and more of the same questions, and reject the worse ones after every rung, but the
+    last `SURE` only if they are surely worse.
     """
     heat = Heat(list(contenders))
     for end in rung_ends(len(contenders), most, len(board.exam.orders)):
@@ -89,7 +91,7 @@ def race(board: Scoreboard, contenders: Sequence[Contender], most: int, reserved
             if heat.rungs or not answers:
                 break
         heat.rungs.append(Rung(end, {label: score(board.objective, own) for label, own in answers.items()}))
-        stay, why = reject(board.objective, answers, CHECKED)
+        stay, why = reject(board.objective, answers, SURE)
         heat.why |= {label: board.journal.failures.get(label, reason) for label, reason in why.items()}
         by_label = {contender.label: contender for contender in heat.order}
         heat.order = [by_label[label] for label in stay]
@@ -140,7 +142,7 @@ def check(
     everyone = {each.label: each for each in (*models, *merges, *([] if plain is None else [plain]))}.values()
     while count and sum(board.missing(each, count, unseen=True) for each in everyone) > board.meter.questions_left():
         count //= 2
-    if not count or not seen:
+    if not count:
         return Check((), models[0], merges[0], 0)
     objective = board.objective
     answers = {each.label: board.ask(each, count, unseen=True) for each in (*models, *merges)}
@@ -183,10 +185,12 @@ def decide(
     """Race, check, and return the decision; `on_plan` is called with the largest number of questions."""
     planned = plan_size(board, len(models), merges, questions)
     on_plan(planned.total)
+    reserved = planned.reserved
     if board.meter.budget.seconds is not None:
         board.ask(models[0], 1)  # tells how long a question takes
-    alone = race(board, models, planned.most, planned.reserved)
-    finalists, heat = race_merges(board, merges, planned.most, planned.reserved)
+        reserved = min(reserved, int(KEPT * max(0.0, board.meter.questions_left())))
+    alone = race(board, models, planned.most, reserved)
+    finalists, heat = race_merges(board, merges, planned.most, reserved)
     if heat.rungs and max(heat.rungs[-1].scores.values()) == -math.inf:
         raise MerganserError(f"no merge could be asked: {board.journal.failures.get(finalists[0].label, FAILED)}")
     seen = heat.rungs[-1].budget if heat.rungs else 0

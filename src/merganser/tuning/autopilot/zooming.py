@@ -129,8 +129,9 @@ class MergeRace:
                         own.append(new)
 
     def finalists(self) -> list[Contender]:
-        """Return the best merge of every method that is left, the best first."""
-        return sorted(map(self.best, self.methods), key=self.height, reverse=True)
+        """Return the best merge of every method that is left, the best first, without those that have no score."""
+        found = sorted(map(self.best, self.methods), key=self.height, reverse=True)
+        return [each for each in found if self.height(each) > -math.inf] or found[:1]
 
 
 def race_merges(
