@@ -108,7 +108,7 @@ def find_plain(heat: Heat) -> Contender | None:
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckResult:
     """Contenders on unseen questions, the kept one, the best merge, and the number of questions that each was asked."""
 
     challenges: tuple[Challenge, ...]
@@ -124,7 +124,7 @@ def check(
     plain: Contender | None,
     seen: int,
     count: int,
-) -> Check:
+) -> CheckResult:
     """Ask unseen questions, and keep a single model unless a merge is better than all of them beyond the interval.
 
     Of several such merges, and of the models, the one with the best score on all questions is kept. But task
@@ -143,7 +143,7 @@ def check(
     while count and sum(board.missing(each, count, unseen=True) for each in everyone) > board.meter.questions_left():
         count //= 2
     if not count:
-        return Check((), models[0], merges[0], 0)
+        return CheckResult((), models[0], merges[0], 0)
     objective = board.objective
     answers = {each.label: board.ask(each, count, unseen=True) for each in (*models, *merges)}
 
@@ -171,7 +171,7 @@ def check(
         if beside.better and not found[-1].better:
             kept = plain
     alone = [Challenge(each.label, objective_interval(objective, answers[each.label])) for each in models]
-    return Check((*alone, *found), kept, order[0], board.cost(0, count, unseen=True))
+    return CheckResult((*alone, *found), kept, order[0], board.cost(0, count, unseen=True))
 
 
 def decide(
@@ -217,7 +217,7 @@ def decide(
     )
 
 
-def explain(found: Check, remarks: Sequence[Remark]) -> str:
+def explain(found: CheckResult, remarks: Sequence[Remark]) -> str:
     """Return the verdict in words."""
     kept, best = found.kept, found.best
     if not found.challenges:
