@@ -43,7 +43,7 @@ TARGETS = (
         "runfile",
         "records",
     ),
-    *("sweep", "auto", "alignment", "irt", "changes", "lock"),
+    *("sweep", "auto", "alignment", "evaluation", "irt", "changes", "lock"),
 )
 
 
