@@ -106,8 +106,9 @@ def test_scores_that_are_not_numbers_rank_last_and_are_refused_alone(travellers)
     ("options", "message"),
     [
         ({"scale": [0.1, 0.2]}, "2 scales .* need a score"),
-        ({"scale": "big"}, "scale is a number"),
-        ({"scale": []}, "scale is a number"),
+        ({"scale": "big"}, "scale is a finite number"),
+        ({"scale": []}, "scale is a finite number"),
+        ({"scale": float("nan")}, "scale is a finite number"),
         ({"gradient_batches": [(torch.ones(2, 6), torch.ones(2))]}, "give a module"),
     ],
 )

@@ -95,6 +95,8 @@ def test_a_dry_run_writes_nothing(releases, tmp_path):
         ((*NET, "--kind", "affine"), "unknown --kind 'affine'"),
         ((*NET, "--try-scale", "1"), "--try-scale needs --score"),
         ((*NET, "--scale", "1", "--score", "transported_net:small_weights"), "exclude each other"),
+        ((*NET, "--scale", "nan"), "must be finite"),
+        ((*NET, "--score", "transported_net:small_weights", "--try-scale", "inf"), "must be finite"),
         ((*NET, "--score", "transported_net:nothing"), "has no function 'nothing'"),
         (("--matching", "none", "--from", "short.safetensors"), "no task vector"),
         (("--matching", "none", "--to", "short.safetensors"), "which short.safetensors does not have"),

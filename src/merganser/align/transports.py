@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from math import isnan
+from math import isfinite, isnan
 from typing import Any
 
 import torch
@@ -135,8 +135,8 @@ def mean_gradient(
 
 def _scales(scale: float | Sequence[float], score: Score | None) -> list[float]:
     several_scales = list(scale) if isinstance(scale, Sequence) else [scale]
-    if not several_scales or not all(isinstance(one, int | float) for one in several_scales):
-        raise InputError(f"scale is a number, or several to choose from, not {scale!r}")
+    if not several_scales or not all(isinstance(one, int | float) and isfinite(one) for one in several_scales):
+        raise InputError(f"scale is a finite number, or several to choose from, not {scale!r}")
     if len(several_scales) > 1 and score is None:
         raise InputError(f"{len(several_scales)} scales to choose from need a score")
     return [float(one) for one in several_scales]

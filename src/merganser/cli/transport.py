@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf, isnan
+from math import inf, isfinite, isnan
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -89,6 +89,8 @@ def command(
         raise InputError("--try-scale needs --score to choose by; add --score, or give one --scale")
     if scale is not None and score is not None:
         raise InputError("--scale and --score exclude each other: --score chooses the scale among --try-scale")
+    if not all(map(isfinite, [*(scales or []), *([] if scale is None else [scale])])):
+        raise InputError("--scale and --try-scale must be finite")
     judge = import_function(score, "--score") if score else None
     models = [open_checkpoint(reference) for reference in (expert, old, new)]
     _check(models)
