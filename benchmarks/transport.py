@@ -47,7 +47,7 @@ SCALES = (0.25, 0.5, 0.75, 1.0, 1.5)
 TUNING = {"mlp": (300, 3e-4), "cnn": (200, 1e-3), "vit": (200, 1e-3)}
 NETWORKS = (*TUNING, "text")
 #: Sentences, in a fixed shuffle, that a text encoder is scored on.
-SCORED = 500
+SCORED = 200
 TEXT_TASKS, OTHER = ("mr", "subj", "trec"), "clinc150"
 Batch = tuple[Any, Tensor]
 Score = Callable[[nn.Module], float]

@@ -123,7 +123,7 @@ def transport(results: Mapping[str, Any]) -> Iterator[Part]:
     )
     sentences = (
         "Text: MiniLM experts for mr, subj and trec are moved to the encoder that was trained for clinc150 (the old "
-        "task), scored on 500 sentences each. "
+        "task), as it is and with its units shuffled, scored on 200 sentences each. "
     )
     yield Text(
         "What a fine-tune of one base has learned, moved to another base. "
