@@ -159,11 +159,12 @@ def earlier(path: Path | None, settings: Mapping[str, Any], single: Sequence[flo
     return results
 
 
-def trained(cards: Sequence[Card]) -> dict[str, list[int]]:
-    """On how many images for how many epochs, by the models' cards; one number where all agree."""
+def trained(cards: Sequence[Card]) -> dict[str, list[Any]]:
+    """On how many images for how many epochs in which precision, by the models' cards; one value where all agree."""
     return {
         "images": sorted({card.data["train"] for card in cards}),
         "epochs": sorted({card.epochs for card in cards}),
+        "precision": sorted({card.training["precision"] for card in cards}),
     }
 
 

@@ -300,6 +300,13 @@ def test_merges_of_resnets_are_compared_image_by_image_and_judged() -> None:
     assert "because only 3 networks have been merged" in text_of(name, resnets(3, ours=0.7))
 
 
+def test_the_precision_of_training_is_told_where_it_is_not_float32() -> None:
+    training = {"images": [50_000], "epochs": [10]}
+    for stored, said in ({}, "10 epochs each"), ({"precision": ["bfloat16"]}, "10 epochs in bfloat16 each"):
+        results = resnets(3, ours=0.7) | {"training": training | stored}
+        assert said in text_of("single_task_vgg11-bn", results)
+
+
 def test_a_tokenizer_is_transplanted_better_and_faster_or_not() -> None:
     assert "and faster: met." in text_of("transplant", RECORDS["transplant"])
     slower = {**RECORDS["transplant"]["rows"][1], "cpu_seconds": 11.0}

@@ -57,6 +57,12 @@ PAGES = (
                 "single_task_cnn-fashion", "One task: small CNNs on Fashion-MNIST", single_task.section("cnn-fashion")
             ),
             Section("single_task_resnet20-bn", "One task: ResNet20 on CIFAR-10", single_task.section("resnet20-bn")),
+            Section(
+                "single_task_resnet20-ln",
+                "One task: ResNet20 with LayerNorm on CIFAR-10",
+                single_task.section("resnet20-ln"),
+            ),
+            Section("single_task_vgg11-bn", "One task: VGG11 on CIFAR-10", single_task.section("vgg11-bn")),
             Section("alignment_transformers", "One task: small transformers", transformers.parts),
             Section("single_task_extras", "One task: smaller questions", single_task_extras.mlps),
             Section(

@@ -26,7 +26,11 @@ class Goal:
 
 MANY = "MergeMany"
 RIVALS = (MANY, "MergeMany by Frank-Wolfe", "match activations to the first")
-GOALS = {"resnet20-bn": Goal(single=0.88, models=5, kept=0.7)}
+GOALS = {
+    "resnet20-bn": Goal(single=0.88, models=5, kept=0.7),
+    "resnet20-ln": Goal(single=0.88, models=3, kept=0.7),
+    "vgg11-bn": Goal(single=0.86, models=3, kept=0.6),
+}
 #: Of one class of ten, the number of every set of images here.
 CHANCE = 0.1
 
@@ -158,7 +162,8 @@ def _training(results: Mapping[str, Any]) -> str:
     if not known:
         return ""
     images, epochs = (" or ".join(f"{value:,}" for value in known[key]) for key in ("images", "epochs"))
-    return f" on {images} images for {epochs} epochs"
+    precision = " or ".join(known.get("precision", ("float32",)))
+    return f" on {images} images for {epochs} epochs" + (f" in {precision}" if precision != "float32" else "")
 
 
 def _leads(last: Mapping[str, Any], ours: str, images: int) -> str:
