@@ -1,6 +1,6 @@
 """How fast and how good C²M³ is, against the algorithm as printed, in one run.
 
-    python -m benchmarks.alignment [--quick] [--only compare starts assignments scale memory] [--json FILE]
+    python -m benchmarks.alignment [--quick] [--only compare starts assignments widths scale memory] [--json FILE]
 
 compare   the same models matched by `merganser.align.universe` and by `benchmarks.alignment_reference` (pairs of
           models, dense matrices, `fminbound`). Goal: ≥ 10× at n = 3 and ≥ 25× at n = 5, the objective at least equal.
@@ -11,6 +11,7 @@ starts    five MLPs from the identity, where the published algorithm begins, and
           faster at an objective at least equal.
 assignments  five MLPs, trained (from the zoo, if it has them) and untrained, by the compiled solver of assignments that
           starts from the last prices, and by scipy's: the same permutations. Goal: ≥ 2× faster for the trained.
+widths    three ResNet20 of growing width: processor seconds, beside those that the thesis prints for its own program.
 scale     time for one iteration at n = 2 … 20: its growth against n (1 is linear, 2 quadratic).
 memory    the peak of a process that matches three ResNet20-16× (74M parameters). Goal: within 10 GB.
 
@@ -56,7 +57,7 @@ from merganser.kernels import linear_assignment
 
 GOALS = {3: 10.0, 5: 25.0}
 GIGABYTE = 1e9
-PARTS = ("compare", "starts", "assignments", "scale", "memory")
+PARTS = ("compare", "starts", "assignments", "widths", "scale", "memory")
 
 
 def resnet20(width: int) -> nn.Module:
@@ -87,7 +88,7 @@ class Network:
 
 
 MLP_THESIS = Network("MLP", MLP, (2, 784))
-RESNET = {width: Network(f"ResNet20-{width}×", partial(resnet20, width), (2, 3, 16, 16)) for width in (1, 4, 16)}
+RESNET = {width: Network(f"ResNet20-{width}×", partial(resnet20, width), (2, 3, 16, 16)) for width in (1, 2, 4, 8, 16)}
 MLP_SMALL = Network("MLP-small", partial(MLP, 64, 10, (64, 128, 64)), (2, 64))
 
 
@@ -205,6 +206,21 @@ def trained_mlps(count: int) -> list[dict[str, Tensor]] | None:
     return [load_model("mlp", "mnist", seed).state_dict() for seed in range(count)]
 
 
+def by_width(widths: Sequence[int], count: int = 3) -> dict[str, dict[str, float]]:
+    """Processor seconds and iterations of C²M³ for ResNet20 of each width, and the parameters of one network."""
+    found = {}
+    for width in widths:
+        known, models = RESNET[width].symmetry(), RESNET[width].states(count)
+        began = time.process_time()
+        solved = universe(models, known, workers=1)
+        found[RESNET[width].name] = {
+            "parameters": sum(tensor.numel() for tensor in models[0].values()),
+            "seconds": time.process_time() - began,
+            "iterations": solved.iterations,
+        }
+    return found
+
+
 def scale(network: Network, counts: Sequence[int], iterations: int) -> dict[int, float]:
     """Processor seconds for one Frank-Wolfe iteration."""
     layout, weights = layout_and_weights(network.symmetry(), network.states(max(counts)))
@@ -283,6 +299,11 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"{network.name}, n = 5, {name}: {case['compiled']:.1f} s of processor, {ratio:.1f}× as fast as with "
                 f"scipy's assignments (goal 2× for trained), the same permutations: {case['same_permutations']}"
             )
+        record(arguments.json, found, range(20), added=arguments.only is not None)
+    if "widths" in chosen:
+        found["widths"] = by_width((1, 2) if quick else tuple(RESNET))
+        for name, row in found["widths"].items():
+            print(f"{name:12} n=3  {row['seconds']:.1f} s of processor, {row['iterations']:.0f} iterations")
         record(arguments.json, found, range(20), added=arguments.only is not None)
     if "scale" in chosen:
         counts = (2, 5, 10) if quick else (2, 5, 10, 20)

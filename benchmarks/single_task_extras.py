@@ -6,6 +6,8 @@ barriers     loss and accuracy on the way between two networks, before and after
 seeds        Git Re-Basin's spread over seeds, against two runs of C²M³
 references   every model as the one that all others are matched to, against C²M³
 orders       one model after another matched to the mean of those before, along the best order and as they come
+starts       C²M³ from the propagated start, the identity, the barycentre and ten random points
+planes       accuracy over the plane through three networks, before and after C²M³
 cycles       how far a model is from itself after a walk through pairwise maps
 similarity   cosine and distance of weights, CKA and distance of outputs, before and after
 subsets      some of the models matched together with all, and by themselves
@@ -113,6 +115,15 @@ def orders(setting: Setting) -> dict[str, Any]:
     return matchings.orders(setting.models, setting.symmetry, setting.score)
 
 
+def starts(setting: Setting) -> dict[str, Any]:
+    return matchings.starts(setting.models, setting.symmetry, setting.score, draws=2 if setting.quick else 10)
+
+
+def planes(setting: Setting) -> dict[str, Any]:
+    resolution = 5 if setting.quick else 13
+    return landscapes.planes(setting.models, setting.symmetry, setting.images[1].head(2000), resolution)
+
+
 def cycles(setting: Setting) -> dict[str, Any]:
     return matchings.cycles(setting.models[:4], setting.symmetry)
 
@@ -152,6 +163,8 @@ TABLES: dict[str, Callable[[Setting], dict[str, Any]]] = {
     "seeds": seeds,
     "references": references,
     "orders": orders,
+    "starts": starts,
+    "planes": planes,
     "cycles": cycles,
     "similarity": similarity,
     "subsets": subsets,

@@ -48,6 +48,25 @@ def barriers(
     return curves
 
 
+def planes(
+    models: Sequence[nn.Module], symmetry: align.Symmetry, test: Split, resolution: int = 13
+) -> dict[str, dict[str, Any]]:
+    """Accuracy over the plane through three models, as trained and in the universe."""
+    found = align.universe(models[:3], symmetry)
+    corners = {"as trained": found.models, "C²M³": [found.to_universe(i) for i in range(3)]}
+    batches = list(test.batches(500))
+    drawn = {}
+    for name, states in corners.items():
+        plane = landscape.plane(models[0], states, batches, F.cross_entropy, resolution=resolution)
+        drawn[name] = {
+            "xs": list(plane.xs),
+            "ys": list(plane.ys),
+            "accuracies": [list(row) for row in plane.accuracies],
+            "corners": [list(corner) for corner in plane.anchors],
+        }
+    return drawn
+
+
 def curve(segment: landscape.Segment) -> dict[str, Any]:
     """A segment as a row: the barrier, the worst accuracy, and the curves."""
     accuracies = [a for a in segment.accuracies if a is not None]

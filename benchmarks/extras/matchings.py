@@ -1,10 +1,11 @@
-"""What matching leaves to chance and choice: seeds, references, orders, cycles that do not close, subsets."""
+"""What matching leaves to chance and choice: seeds, references, orders, starts, cycles that do not close, subsets."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -60,6 +61,20 @@ def orders(models: Sequence[nn.Module], symmetry: align.Symmetry, score: Score) 
     best = align.merging_order(align.quality_matrix(models, symmetry))
     ways = {"best first": best, "best last": best[::-1], "as they come": list(range(len(models)))}
     return _scored({name: align.merge_in_order(models, symmetry, order) for name, order in ways.items()}, score)
+
+
+def starts(models: Sequence[nn.Module], symmetry: align.Symmetry, score: Score, draws: int = 10) -> dict[str, Any]:
+    """C²M³ from each start: the objective, the accuracy of the mean and the iterations; spread over random starts."""
+    found = {}
+    for start in ("propagate", "identity", "barycentre", "sinkhorn"):
+        runs = [
+            align.universe(models, symmetry, start=start, seed=seed)
+            for seed in range(draws if start == "sinkhorn" else 1)
+        ]
+        iterations = statistics.mean(run.iterations for run in runs)
+        reached = spread([run.objective for run in runs], [score(run.merged()) for run in runs])
+        found[start] = reached | {"iterations": iterations}
+    return found
 
 
 def _scored(ways: Mapping[str, align.Universe], score: Score) -> dict[str, dict[str, float]]:

@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from benchmarks.reporting.parts import Axis, Bars, Figure, Lines
+from benchmarks.reporting.parts import Axis, Bars, Figure, Lines, Panel, Plane
 
 COLOURS = ("#2a78d6", "#e07b39", "#3a9d5d", "#9b59b6", "#c0392b", "#7f8c8d", "#d4a017", "#16a085", "#34495e", "#e84393")
 MARKERS = "osD^vPX*<>"
@@ -30,7 +30,8 @@ def render(figure: Figure) -> str:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    names = dict.fromkeys(name for panel in figure.panels for name in panel.series)
+    named = [panel for panel in figure.panels if not isinstance(panel, Plane)]
+    names = dict.fromkeys(name for panel in named for name in panel.series)
     style = {
         name: (KNOWN.get(name, COLOURS[place % len(COLOURS)]), MARKERS[place % len(MARKERS)])
         for place, name in enumerate(names)
@@ -41,7 +42,12 @@ def render(figure: Figure) -> str:
     with pyplot.rc_context(settings):
         drawn, axes = pyplot.subplots(1, len(figure.panels), figsize=(width, height), layout="constrained")
         for place, panel in zip([axes] if len(figure.panels) == 1 else axes, figure.panels, strict=True):
-            _bars(place, panel, style) if isinstance(panel, Bars) else _lines(place, panel, style)
+            if isinstance(panel, Plane):
+                _plane(place, panel)
+            elif isinstance(panel, Bars):
+                _bars(place, panel, style)
+            else:
+                _lines(place, panel, style)
         _legend(drawn)
         file = io.StringIO()
         drawn.savefig(file, format="svg", metadata={"Date": None, "Description": f"{MARK}{figure.digest()}"})
@@ -54,10 +60,21 @@ def shows(svg: str, figure: Figure) -> bool:
     return f"{MARK}{figure.digest()}" in svg
 
 
-def _height(panel: Lines | Bars) -> float:
+def _height(panel: Panel) -> float:
     if isinstance(panel, Bars):
         return max(2.2, (0.12 + 0.19 * len(panel.series)) * len(panel.names) + 1.2)
     return 3.4
+
+
+def _plane(axes: Any, panel: Plane) -> None:
+    percent = [[100 * value for value in row] for row in panel.values]
+    filled = axes.contourf(panel.xs, panel.ys, percent, levels=range(0, 101, 10), cmap="viridis")
+    axes.figure.colorbar(filled, ax=axes, label="accuracy, %", ticks=range(0, 101, 20))
+    axes.plot(*zip(*panel.corners, strict=True), "o", color="white", markeredgecolor="black", markersize=6)
+    axes.set_aspect("equal")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_title(panel.title)
 
 
 def _lines(axes: Any, panel: Lines, style: Style) -> None:

@@ -66,12 +66,26 @@ class Bars:
 
 
 @dataclass(frozen=True)
+class Plane:
+    """Accuracies (0 to 1) over a grid of points, `values[y][x]`, and the points where the networks are."""
+
+    xs: Sequence[float]
+    ys: Sequence[float]
+    values: Sequence[Sequence[float]]
+    corners: Points
+    title: str = ""
+
+
+Panel: TypeAlias = Lines | Bars | Plane
+
+
+@dataclass(frozen=True)
 class Figure:
     """One or several panels side by side, stored as docs/images/NAME.svg."""
 
     name: str
     alt: str
-    panels: Sequence[Lines | Bars]
+    panels: Sequence[Panel]
 
     def digest(self) -> str:
         """What the figure shows, in a few digits."""

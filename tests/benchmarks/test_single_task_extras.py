@@ -133,4 +133,20 @@ def test_lines_go_to_the_numbers():
         "t: a x 1",
         "t: b: c z 2",
     ]
-    assert len(TABLES) == 10
+    assert len(TABLES) == 12
+
+
+def test_every_start_reaches_a_universe(models, symmetry):
+    found = matchings.starts(models, symmetry, lambda state: 0.5, draws=2)
+    assert list(found) == ["propagate", "identity", "barycentre", "sinkhorn"]
+    assert [row["runs"] for row in found.values()] == [1, 1, 1, 2]
+    best = align.universe(models, symmetry).objective
+    assert found["propagate"]["objective"] == pytest.approx(best)
+
+
+def test_planes_pass_through_the_networks(models, symmetry, split):
+    found = landscapes.planes(models, symmetry, split, resolution=3)
+    assert set(found) == {"as trained", "C²M³"}
+    for plane in found.values():
+        assert len(plane["accuracies"]) == len(plane["ys"]) == 3
+        assert len(plane["corners"]) == 3

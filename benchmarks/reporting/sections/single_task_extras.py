@@ -1,5 +1,5 @@
-"""One question each about networks of one task: barriers, chance, references, orders, cycles, likeness, subsets,
-ensembles, clients, transport."""
+"""One question each about networks of one task: barriers, chance, references, orders, starts, planes, cycles, likeness,
+subsets, ensembles, clients, transport."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from benchmarks.reporting.formats import number, percent
-from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
+from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Plane, Table, Text
 
 
 def mlps(results: Mapping[str, Any]) -> Iterator[Part]:
@@ -87,6 +87,28 @@ def orders(found: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
 def _objectives(found: Mapping[str, Mapping[str, float]], title: str, caption: str) -> Table:
     rows = [[name, f"{row['objective']:.2f}", percent(row["accuracy"])] for name, row in found.items()]
     return Table([title, "objective", "accuracy, %"], rows, caption)
+
+
+def starts(found: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
+    rows = [
+        [
+            {"sinkhorn": "random points (Sinkhorn)", "propagate": "propagated (the default)"}.get(name, name),
+            number(row["runs"]),
+            f"{row['objective']:.2f}" + (f" ± {row['objective_std']:.2g}" if row["runs"] > 1 else ""),
+            percent(row["accuracy"], 2) + (f" ± {percent(row['accuracy_std'], 2)}" if row["runs"] > 1 else ""),
+            f"{row['iterations']:.0f}",
+        ]
+        for name, row in found.items()
+    ]
+    yield Table(["start", "runs", "objective", "accuracy, %", "iterations"], rows, "C²M³ of all networks by its start")
+
+
+def planes(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Part]:
+    panels = [
+        Plane(plane["xs"], plane["ys"], plane["accuracies"], [tuple(corner) for corner in plane["corners"]], name)
+        for name, plane in found.items()
+    ]
+    yield Figure("single_task_planes", "Test accuracy over the plane through three networks (the white points)", panels)
 
 
 def cycles(found: Mapping[str, Mapping[str, float]]) -> Iterator[Part]:
@@ -181,6 +203,8 @@ QUESTIONS: dict[str, Callable[[Any], Iterator[Part]]] = {
     "seeds": seeds,
     "references": references,
     "orders": orders,
+    "starts": starts,
+    "planes": planes,
     "cycles": cycles,
     "similarity": similarity,
     "subsets": subsets,
