@@ -11,6 +11,7 @@ from merganser.align import scramble, symmetry
 from merganser.align.permutations import apply, random
 from merganser.cli import build
 from merganser.errors import InputError
+from merganser.recipes import saving
 from support.architectures import ARCHITECTURES
 from support.tiny_models import tiny_model
 
@@ -84,6 +85,16 @@ def test_the_scale_is_chosen_by_a_score(releases):
 def test_a_dry_run_writes_nothing(releases, tmp_path):
     assert "memory" in call(*BASES, *NET, "--dry-run").stdout
     assert not (tmp_path / "out").exists()
+
+
+def test_the_plan_shown_is_the_merge_that_is_written(releases, monkeypatch):
+    prepare, prepared = saving.prepare, []
+    monkeypatch.setattr(saving, "prepare", lambda *args: prepared.append(prepare(*args)) or prepared[-1])
+    given = (*BASES, *NET, "--dtype", "bfloat16", "--json")
+    plans = [json.loads(call(*given, *more).stdout.splitlines()[1]) for more in [("--dry-run",), ()]]
+    assert plans[0] == plans[1]
+    assert plans[0]["bytes_out"] == sum(2 * tensor.numel() for tensor in load_file("out/model.safetensors").values())
+    assert len(prepared) == len(plans)
 
 
 @pytest.mark.parametrize(

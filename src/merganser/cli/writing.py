@@ -22,6 +22,7 @@ from merganser.units import show_time
 
 if TYPE_CHECKING:
     from merganser.checkpoints.base import Checkpoint
+    from merganser.engine.merge import Merge
 
 
 @contextmanager
@@ -88,8 +89,11 @@ def _write(view: Checkpoint, out: Path, dtype: str | None, options: WriteOptions
     """Show what a view will compute, and write it unless this is a dry run."""
     from merganser.recipes.saving import prepare_copy, save
 
-    show_merge(prepare_copy(view)[0], options.memory, options.workers, options.as_json)
+    def show(merge: Merge) -> None:
+        show_merge(merge, options.memory, options.workers, options.as_json)
+
     if options.dry_run:
+        show(prepare_copy(view, dtype)[0])
         return
     with writing(out, "writing", options.as_json) as reporting:
         save(
@@ -100,5 +104,6 @@ def _write(view: Checkpoint, out: Path, dtype: str | None, options: WriteOptions
             overwrite=options.overwrite,
             workers=options.workers,
             memory=memory_limit(options.memory),
+            on_merge=show,
             **reporting,
         )

@@ -39,6 +39,7 @@ def save(
     overwrite: bool = False,
     workers: int | None = None,
     memory: int = DEFAULT_MEMORY,
+    on_merge: Callable[[Merge], None] = lambda merge: None,
     on_progress: Callable[[Progress], None] | None = None,
     on_complete: Callable[[Path], None] = lambda out: None,
     disk: Disk | None = None,
@@ -57,6 +58,7 @@ def save(
         overwrite: Replace `out`, or an unfinished copy.
         workers: The number of threads; by default one per core.
         memory: The memory limit in bytes.
+        on_merge: Called with the merge that copies or computes the checkpoint, before any work.
         on_progress: Called whenever a tensor is finished.
         on_complete: Called, with nothing else done, if `resume` finds that `out` is complete.
         disk: The interface to the disk; tests replace it.
@@ -72,6 +74,7 @@ def save(
     """
     check_workers(workers, "cpu")
     prepared, recipe = prepare_copy(open_checkpoint(checkpoint), dtype)
+    on_merge(prepared)
     return write_merge(
         prepared,
         out,
