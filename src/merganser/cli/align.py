@@ -15,7 +15,7 @@ import typer
 
 from merganser.cli.factories import build_network, derive_from_config, derive_symmetry, load_batches
 from merganser.cli.naming import name_checkpoints
-from merganser.cli.options import Json, Out, Overwrite, Seed
+from merganser.cli.options import AllowUnused, Json, NetworkOutputs, Out, Overwrite, Seed, Shape
 from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
 from merganser.plain import plain
@@ -44,7 +44,7 @@ def command(
             "first CKPT.",
         ),
     ] = None,
-    shape: Annotated[str | None, typer.Option(help="Shape of an example input, e.g. 1x3x32x32.")] = None,
+    shape: Shape = None,
     matching: Annotated[
         str, typer.Option(help="Matching: universe (C²M³) or merge_many; to the first model: weights or frank_wolfe.")
     ] = "universe",
@@ -57,14 +57,7 @@ def command(
         typer.Option(metavar="FILE", help="Reuse permutations.safetensors of an earlier run instead of matching."),
     ] = None,
     seed: Seed = 0,
-    outputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--output",
-            metavar="NAME",
-            help="Output of the network that counts, e.g. logits; may be repeated. Default: all of them.",
-        ),
-    ] = None,
+    outputs: NetworkOutputs = None,
     batches: Annotated[
         str | None,
         typer.Option(
@@ -72,9 +65,7 @@ def command(
             help="Function that returns labelled batches (inputs, targets): measure loss barriers before and after.",
         ),
     ] = None,
-    allow_unused: Annotated[
-        bool, typer.Option("--allow-unused", help="Continue if the example input does not use every weight.")
-    ] = False,
+    allow_unused: AllowUnused = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from merganser.cli.options import Device, Json, Task
+from merganser.cli.options import Device, Html, Json, Task
 from merganser.cli.output import emit, say, wrap
 from merganser.cli.progress import ProgressReporter
 
@@ -22,7 +22,7 @@ def command(
     ] = None,
     tasks: Task = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Questions per task, drawn at random; default: all.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots to this file.")] = None,
+    html: Html = None,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from merganser.cli.naming import name_checkpoints
-from merganser.cli.options import Check, Json, RankFraction, Tensors
+from merganser.cli.options import Check, Html, Json, RankFraction, Tensors
 from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
 from merganser.report.collapsing import collapse_table
@@ -33,7 +33,7 @@ def command(
     base: Annotated[
         str | None, typer.Option(metavar="CKPT", help="Checkpoint they were fine-tuned from; shows interference.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots to this file.")] = None,
+    html: Html = None,
     rank_fraction: RankFraction = None,
     layers: Annotated[
         int, typer.Option(min=0, help="With --base: layers of a stack to measure, evenly spread; 0 for all.")

@@ -10,6 +10,8 @@ import typer
 from merganser.cli.naming import read_pairs
 from merganser.cli.options import (
     Base,
+    Experts,
+    FactorDtype,
     Json,
     LibraryPath,
     LowRankOnly,
@@ -24,7 +26,7 @@ from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
 from merganser.cli.writing import writing
 from merganser.errors import InputError
-from merganser.units import parse_size, show_size
+from merganser.units import show_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +98,7 @@ def build(
             library,
             rank_fraction=rank_fraction,
             energy=energy,
-            budget=parse_size(budget) if budget else None,
+            budget=budget,
             codes=codes or None,
             grams=read_pairs(grams or (), "NAME=FILE", "--gram"),
             dtype=dtype,
@@ -133,7 +135,7 @@ def add(
             path,
             rank_fraction=rank_fraction,
             energy=energy,
-            budget=parse_size(budget) if budget else None,
+            budget=budget,
             codes=codes or None,
             gram=given.get(name),
             randomized=randomized,
@@ -176,7 +178,7 @@ def extract(
         typer.Option(metavar="SIZE", help="Total size of the adapter's factors instead of a rank, e.g. 5MB."),
     ] = None,
     low_rank_only: LowRankOnly = False,
-    dtype: Annotated[str, typer.Option(help="Dtype of the factors of an adapter.")] = "bfloat16",
+    dtype: FactorDtype = "bfloat16",
     resume: Resume = False,
     overwrite: Overwrite = False,
     base: MovedBase = None,
@@ -192,12 +194,11 @@ def extract(
     if form == "lora":
         from merganser.library.lora import export_expert
 
-        spent = parse_size(budget) if budget else None
         made = export_expert(
             opened.expert(name),
             out,
             rank=rank,
-            budget=spent,
+            budget=budget,
             whole=not low_rank_only,
             dtype=dtype,
             overwrite=overwrite,
@@ -216,10 +217,7 @@ def extract(
 def merge(
     library: LibraryPath,
     out: Out,
-    experts: Annotated[
-        list[str] | None,
-        typer.Option("--expert", "-e", metavar="NAME", help="Expert to merge; may be repeated. Default: all."),
-    ] = None,
+    experts: Experts = None,
     scale: Annotated[float, typer.Option(help="Factor on the merged task vector.")] = 1.0,
     rank_fraction: RankFraction = None,
     resume: Resume = False,
@@ -241,10 +239,7 @@ def merge(
 @app.command()
 def report(
     library: LibraryPath,
-    experts: Annotated[
-        list[str] | None,
-        typer.Option("--expert", "-e", metavar="NAME", help="Expert to look at; may be repeated. Default: all."),
-    ] = None,
+    experts: Experts = None,
     tensors: Tensors = False,
     base: MovedBase = None,
     as_json: Json = False,

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from merganser.cli.options import Base, Json, LowRankOnly, Out, Overwrite, Seed
+from merganser.cli.options import Base, FactorDtype, Json, LowRankOnly, Out, Overwrite, Seed
 from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
 
 if TYPE_CHECKING:
     from merganser.library.adapter_merging import MergeSpace
     from merganser.library.adapter_writing import AdapterReport
-
-Dtype = Annotated[str, typer.Option(help="Dtype of the factors: float32, bfloat16 or float16.")]
 
 
 def command(
@@ -36,7 +34,7 @@ def command(
         list[str] | None, typer.Option(metavar="PATTERN", help="Parameters to exclude; may be repeated.")
     ] = None,
     low_rank_only: LowRankOnly = False,
-    dtype: Dtype = "bfloat16",
+    dtype: FactorDtype = "bfloat16",
     fan_in_fan_out: Annotated[
         bool | None,
         typer.Option(
@@ -93,7 +91,7 @@ def merge_command(
         str | None,
         typer.Option("--base", metavar="CKPT", help="Base; required if only some adapters save a module in full."),
     ] = None,
-    dtype: Dtype = "bfloat16",
+    dtype: FactorDtype = "bfloat16",
     seed: Seed = 0,
     overwrite: Overwrite = False,
     as_json: Json = False,

@@ -27,6 +27,11 @@ MovedBase = Annotated[
 RankFraction = Annotated[
     float | None, typer.Option("--rank-fraction", help="Share of the singular components to use; default 1/T.")
 ]
+Experts = Annotated[
+    list[str] | None,
+    typer.Option("--expert", "-e", metavar="NAME", help="Expert to use; may be repeated. Default: all."),
+]
+FactorDtype = Annotated[str, typer.Option("--dtype", help="Dtype of the factors: float32, bfloat16 or float16.")]
 LowRankOnly = Annotated[
     bool, typer.Option("--low-rank-only", help="Leave out norms and biases, for servers that do not support them.")
 ]
@@ -42,13 +47,26 @@ Task = Annotated[
         "exact-match, perplexity; lm-eval:TASK is a task of the lm-evaluation-harness.",
     ),
 ]
+Shape = Annotated[str | None, typer.Option("--shape", help="Shape of an example input, e.g. 1x3x32x32.")]
+NetworkOutputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--output",
+        metavar="NAME",
+        help="Output of the network that counts, e.g. logits; may be repeated. Default: all of them.",
+    ),
+]
+AllowUnused = Annotated[
+    bool, typer.Option("--allow-unused", help="Continue if the example input does not use every weight.")
+]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots to this file.")]
 Tensors = Annotated[bool, typer.Option("--tensors", help="List every tensor.")]
 Check = Annotated[bool, typer.Option("--check", help="Read every weight and look for NaN, infinity and damage.")]
 
 Device = Annotated[str, typer.Option("--device", help="Device to compute on: cpu, cuda, cuda:1 …")]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", min=1, help="Number of processes; default: one per core."),
+    typer.Option("--workers", min=1, help="Number of workers; default: one per core."),
 ]
 Memory = Annotated[
     str | None, typer.Option("--memory", metavar="SIZE", help="Memory limit for tensors in flight; default: 2GiB.")

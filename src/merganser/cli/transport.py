@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from merganser.cli.factories import derive_from_config, derive_symmetry
-from merganser.cli.options import Out
+from merganser.cli.options import AllowUnused, NetworkOutputs, Out, Shape
 from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
 from merganser.cli.writing import WriteOptions, writes_view
@@ -55,14 +55,9 @@ def command(
             metavar="MODULE:FUNCTION", help="Function that returns the network; default: from the config of --to."
         ),
     ] = None,
-    shape: Annotated[str | None, typer.Option(help="Shape of an example input, e.g. 1x3x32x32.")] = None,
-    outputs: Annotated[
-        list[str] | None,
-        typer.Option("--output", metavar="NAME", help="Output of the network that counts; may be repeated."),
-    ] = None,
-    allow_unused: Annotated[
-        bool, typer.Option("--allow-unused", help="Continue if the example input does not use every weight.")
-    ] = False,
+    shape: Shape = None,
+    outputs: NetworkOutputs = None,
+    allow_unused: AllowUnused = False,
     dtype: Annotated[str | None, typer.Option(help="Dtype of the output; default: that of --to.")] = None,
     *,
     options: WriteOptions,
