@@ -77,7 +77,7 @@ def solve(
     tries: list[Try] = []
     for run in range(starts):
         clock = perf_counter()
-        solved = _solve_once(layout, weights, held, start, seed + run, solver, Assignments(workers))
+        solved = _Run(layout, weights, held, solver, Assignments(workers)).solve(start, seed + run)
         label = start if isinstance(start, str) else "given"
         tries.append(Try(label, seed + run, solved.objective, perf_counter() - clock))
         best = solved if best is None or solved.objective > best.objective else best
@@ -85,96 +85,77 @@ def solve(
     return replace(best, tries=tries)
 
 
-def _solve_once(
-    layout: TermLayout,
-    weights: Sequence[Sequence[Tensor]],
-    held: frozenset[int],
-    start: Start,
-    seed: int,
-    solver: FrankWolfe,
-    assignments: Assignments,
-) -> Solved:
-    """Solve from the start, and from softened solutions while that improves; polish the best."""
-    placings = start_placings(layout, len(weights), start, seed, held)
-    if start == "propagate":
-        begun = _propagated(layout, weights, held, assignments)
-        best = _polished(layout, weights, held, begun, placings, "propagate", solver.roughness, assignments)
-    else:
-        best = _run(layout, weights, held, placings, solver, assignments)
-    trace, taken = list(best.trace), 0
-    for run in range(1, solver.reheats + 1):
-        softened = [
-            placing if model in held else soften(hard_placing(layout, permutations), solver.warmth)
-            for model, (placing, permutations) in enumerate(zip(placings, best.permutations, strict=True))
+@dataclass(frozen=True)
+class _Run:
+    """One run: the weights of the models, those whose permutations are fixed, and how to search."""
+
+    layout: TermLayout
+    weights: Sequence[Sequence[Tensor]]
+    held: frozenset[int]
+    solver: FrankWolfe
+    assignments: Assignments
+
+    def solve(self, start: Start, seed: int) -> Solved:
+        """Solve from the start, and from softened solutions while that improves; polish the best."""
+        placings = start_placings(self.layout, len(self.weights), start, seed, self.held)
+        if start == "propagate":
+            best = self._polish(self._propagate(), placings, "propagate", self.solver.roughness)
+        else:
+            best = self._search(placings)
+        trace, taken = list(best.trace), 0
+        for run in range(1, self.solver.reheats + 1):
+            softened = [
+                placing if model in self.held else soften(hard_placing(self.layout, permutations), self.solver.warmth)
+                for model, (placing, permutations) in enumerate(zip(placings, best.permutations, strict=True))
+            ]
+            again = self._search(softened)
+            trace += [replace(step, run=run) for step in again.trace]
+            if again.objective <= best.objective:
+                break
+            best, taken = again, run
+        last = self._polish(best.permutations, placings, "polish", 0.0)
+        trace += [replace(step, run=taken) for step in last.trace]
+        permutations = list(last.permutations)
+        for model in self.held:
+            permutations[model] = identity(self.layout.symmetry) if isinstance(start, str) else start[model]
+        return Solved(permutations, last.objective, trace)
+
+    def _search(self, placings: Sequence[Placing]) -> Solved:
+        """Run Frank-Wolfe, rounding and a rough polish; the permutations of fixed models are left empty."""
+        images = [
+            (HardImage if model in self.held else SoftImage)(self.layout, w, placing)
+            for model, (w, placing) in enumerate(zip(self.weights, placings, strict=True))
         ]
-        again = _run(layout, weights, held, softened, solver, assignments)
-        trace += [replace(step, run=run) for step in again.trace]
-        if again.objective <= best.objective:
-            break
-        best, taken = again, run
-    last = _polished(layout, weights, held, best.permutations, placings, "polish", 0.0, assignments)
-    trace += [replace(step, run=taken) for step in last.trace]
-    permutations = list(last.permutations)
-    for model in held:
-        permutations[model] = identity(layout.symmetry) if isinstance(start, str) else start[model]
-    return Solved(permutations, last.objective, trace)
+        soft = Placement(self.layout, images, self.held)
+        trace = self.solver.run(soft, self.assignments)
+        rounded = round_images(soft, self.assignments)
+        del soft, images  # the partial images take most of the memory
+        found = self._polish(rounded, placings, "rounding", self.solver.roughness)
+        return replace(found, trace=trace + found.trace)
 
+    def _propagate(self) -> list[Permutations]:
+        """Place every free model by itself beside one that stays: a fixed one, or the first."""
+        still = identity(self.layout.symmetry)
+        beside = min(self.held, default=0)
+        found = [still] * len(self.weights)
+        for model in range(len(self.weights)):
+            if model not in self.held and model != beside:
+                both = [self.weights[beside], self.weights[model]]
+                pair = hard_placement(self.layout, both, [still, still], held=frozenset({0}))
+                ascent = Ascent(pair, [still, still], Assignments(self.assignments.workers))
+                propagate(ascent, 1)
+                found[model] = ascent.permutations[1]
+        return found
 
-def _run(
-    layout: TermLayout,
-    weights: Sequence[Sequence[Tensor]],
-    held: frozenset[int],
-    placings: Sequence[Placing],
-    solver: FrankWolfe,
-    assignments: Assignments,
-) -> Solved:
-    """Run Frank-Wolfe, rounding and a rough polish; the permutations of fixed models are left empty."""
-    soft = Placement(
-        layout,
-        [
-            HardImage(layout, w, p) if model in held else SoftImage(layout, w, p)
-            for model, (w, p) in enumerate(zip(weights, placings, strict=True))
-        ],
-        held,
-    )
-    trace = solver.run(soft, assignments)
-    rounded = round_images(soft, assignments)
-    del soft  # the partial images take most of the memory
-    found = _polished(layout, weights, held, rounded, placings, "rounding", solver.roughness, assignments)
-    return replace(found, trace=trace + found.trace)
-
-
-def _propagated(
-    layout: TermLayout, weights: Sequence[Sequence[Tensor]], held: frozenset[int], assignments: Assignments
-) -> list[Permutations]:
-    """Place every free model by itself beside one that stays: a fixed one, or the first."""
-    still = identity(layout.symmetry)
-    beside = min(held, default=0)
-    found = [still] * len(weights)
-    for model in range(len(weights)):
-        if model not in held and model != beside:
-            pair = hard_placement(layout, [weights[beside], weights[model]], [still, still], held=frozenset({0}))
-            ascent = Ascent(pair, [still, still], Assignments(assignments.workers))
-            propagate(ascent, 1)
-            found[model] = ascent.permutations[1]
-    return found
-
-
-def _polished(
-    layout: TermLayout,
-    weights: Sequence[Sequence[Tensor]],
-    held: frozenset[int],
-    permutations: Sequence[Permutations],
-    placings: Sequence[Placing],
-    phase: str,
-    tolerance: float,
-    assignments: Assignments,
-) -> Solved:
-    """Run coordinate ascent from permutations; those of fixed models follow from their placings."""
-    found = [placings[m] if m in held else hard_placing(layout, p) for m, p in enumerate(permutations)]
-    placement = Placement(layout, [HardImage(layout, w, p) for w, p in zip(weights, found, strict=True)], held)
-    trace = [Step(phase, placement.objective())]
-    ascent = Ascent(placement, permutations, assignments)
-    trace += polish(ascent, tolerance)
-    placement.refresh()
-    return Solved(ascent.permutations, placement.objective(), trace)
+    def _polish(
+        self, permutations: Sequence[Permutations], placings: Sequence[Placing], phase: str, tolerance: float
+    ) -> Solved:
+        """Run coordinate ascent from permutations; those of fixed models follow from their placings."""
+        found = [placings[m] if m in self.held else hard_placing(self.layout, p) for m, p in enumerate(permutations)]
+        images = [HardImage(self.layout, w, p) for w, p in zip(self.weights, found, strict=True)]
+        placement = Placement(self.layout, images, self.held)
+        trace = [Step(phase, placement.objective())]
+        ascent = Ascent(placement, permutations, self.assignments)
+        trace += polish(ascent, tolerance)
+        placement.refresh()
+        return Solved(ascent.permutations, placement.objective(), trace)
