@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from merganser.checkpoints.safetensors_file import read_header
+from merganser.checkpoints.safetensors_file import SafetensorsFile
 
 SOURCE = Path(__file__).with_name("merge_limit.c")
 #: Reassociation is allowed: a limit need not give the same bits twice.
@@ -33,9 +33,8 @@ def limit_command(program: Path, family: str, paths: list[Path], out: Path) -> l
     The files must be laid out alike, in bfloat16; a tensor is given as rows of its last axis.
     """
     files = [path / "model.safetensors" for path in paths]
-    entries, _ = read_header(files[0])
     lines = []
-    for entry in entries.values():
+    for entry in SafetensorsFile(files[0]).entries.values():
         columns = entry.spec.shape[-1] if entry.spec.shape else 1
         lines.append(f"{entry.start} {entry.spec.numel // max(1, columns)} {columns}\n")
     listed = program.with_name("tensors.txt")

@@ -1,6 +1,7 @@
 """A merge opens every model once and builds every rule once, from the recipe to the written checkpoint."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -47,6 +48,15 @@ def test_everything_is_opened_and_built_once(recipe, monkeypatch):
                         "task_arithmetic", recipe["base"])  # fmt: skip
     for name, tensor in sink.result().items():
         torch.testing.assert_close(tensor, expected[name])
+
+
+def test_the_header_and_the_weights_are_read_through_one_opening(recipe, monkeypatch):
+    """A file that is replaced meanwhile cannot have the header of one version and the weights of another."""
+    opened, open_path = Counter(), Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *args, **options: opened.update([path.suffix]) or open_path(
+        path, *args, **options))  # fmt: skip
+    recipes.prepare(recipes.load(recipe))
+    assert opened[".safetensors"] == 3
 
 
 def test_a_recipe_is_parsed_once(recipe, tmp_path, monkeypatch):

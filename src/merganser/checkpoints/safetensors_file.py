@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
 from merganser.checkpoints.digests import digest_bytes, digest_sampled
@@ -62,24 +62,22 @@ class Extent:
     stop: int
 
 
-def read_header(path: Path) -> tuple[dict[str, Extent], dict[str, str]]:
-    """Return the entries and metadata of a file, after checking all bounds against its size."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        if len(prefix) < 8:
-            raise CheckpointError(f"{path}: truncated: {size} bytes are too few for a safetensors file")
-        length = int.from_bytes(prefix, "little")
-        if length > MAX_HEADER:
-            refuse_lfs_pointer(path)
-            raise CheckpointError(
-                f"{path}: the header claims {length} bytes, more than the format's limit of {MAX_HEADER}; "
-                "this is not a safetensors file"
-            )
-        if 8 + length > size:
-            raise CheckpointError(f"{path}: truncated: the header needs {8 + length} bytes, the file has {size}")
-        raw = file.read(length)
-    return parse_header(raw, size, str(path))
+def read_header(file: BinaryIO, path: Path) -> tuple[dict[str, Extent], dict[str, str]]:
+    """Return the entries and metadata of an open file, after checking all bounds against its size."""
+    size = os.fstat(file.fileno()).st_size
+    prefix = file.read(8)
+    if len(prefix) < 8:
+        raise CheckpointError(f"{path}: truncated: {size} bytes are too few for a safetensors file")
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_HEADER:
+        refuse_lfs_pointer(path)
+        raise CheckpointError(
+            f"{path}: the header claims {length} bytes, more than the format's limit of {MAX_HEADER}; "
+            "this is not a safetensors file"
+        )
+    if 8 + length > size:
+        raise CheckpointError(f"{path}: truncated: the header needs {8 + length} bytes, the file has {size}")
+    return parse_header(file.read(length), size, str(path))
 
 
 def parse_header(raw: bytes, size: int, where: str) -> tuple[dict[str, Extent], dict[str, str]]:
@@ -197,8 +195,8 @@ class SafetensorsFile(StoredTensors):
         self.label = str(path)
         self.directory = self.path.parent
         try:
-            super().__init__(*read_header(self.path))
             with self.path.open("rb") as file:
+                super().__init__(*read_header(file, self.path))
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             if error.errno != errno.EMFILE:
