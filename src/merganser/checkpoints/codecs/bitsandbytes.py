@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Rows
 from merganser.checkpoints.codecs.base import Codec, StoredCodes
+from merganser.checkpoints.codecs.packing import decode_groups
 from merganser.lazy import torch
 from merganser.strict_json import parse_json
 
@@ -53,14 +54,13 @@ def _codec(stored: StoredCodes, weight: str, state_name: str) -> Codec:
         return values
 
     def decode(rows: Rows) -> Tensor:
-        width = math.prod(shape[1:])
-        first, last = rows[0] * width, rows[1] * width
-        start, stop = first // size, -(-last // size)
+        return decode_groups(shape, size, rows, decode_blocks)
+
+    def decode_blocks(start: int, stop: int) -> Tensor:
         raw = stored.read(weight).view(-1)[start * size // 2 : stop * size // 2]
         codes = torch.stack((raw >> 4, raw & 15), -1).view(-1)
         values = stored.read(table)[codes.to(torch.int32)]
-        own = scales(start, stop).repeat_interleave(size)[: len(values)]
-        return values.mul_(own)[first - start * size : last - start * size].view(-1, *shape[1:])
+        return values.mul_(scales(start, stop).repeat_interleave(size)[: len(values)])
 
     beside = (absmax, table, state_name, *((inner_absmax, inner_table) if nested else ()))
     return Codec(shape, (weight, *beside), decode)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Rows
 from merganser.checkpoints.codecs.base import Codec, StoredCodes
-from merganser.checkpoints.codecs.packing import unpack_chunks
+from merganser.checkpoints.codecs.packing import decode_groups, unpack_chunks
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
@@ -49,13 +49,12 @@ def _codec(stored: StoredCodes, stem: str) -> Codec:
         stored.expect(name, per_group)
 
     def decode(rows: Rows) -> Tensor:
-        width = math.prod(shape[1:])
-        first, last = rows[0] * width, rows[1] * width
-        start, stop = first // columns, -(-last // columns)
+        return decode_groups(shape, columns, rows, decode_rows)
+
+    def decode_rows(start: int, stop: int) -> Tensor:
         values = unpack_chunks(stored.read(codes), bits, (start, stop), high_first=True).to(torch.float32)
         span = (start, stop) if axis else None
-        values.sub_(stored.read(zeros, span)).mul_(stored.read(scales, span).to(torch.float32))
-        return values.view(-1)[first - start * columns : last - start * columns].view(-1, *shape[1:])
+        return values.sub_(stored.read(zeros, span)).mul_(stored.read(scales, span).to(torch.float32))
 
     beside = [f"{stem}{each}" for each in _SETTINGS if f"{stem}{each}" in stored.checkpoint]
     return Codec(shape, (*names, *beside), decode)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from merganser.lazy import torch
@@ -50,6 +52,24 @@ def unpack_chunks(packed: Tensor, bits: int, rows: tuple[int, int], *, high_firs
     chunk, inside = row // len(packed), row % len(packed)
     shift = ((places - 1 - chunk) if high_first else chunk) * bits
     return ((packed[inside] >> shift.to(packed.dtype).unsqueeze(1)) & ((1 << bits) - 1)).to(torch.uint8)
+
+
+def decode_groups(
+    shape: tuple[int, ...], columns: int, rows: tuple[int, int], decode: Callable[[int, int], Tensor]
+) -> Tensor:
+    """Return rows of a weight whose entries, in their order, are stored as rows of a matrix of groups.
+
+    Args:
+        shape: The shape of the weight.
+        columns: The entries in a row of groups.
+        rows: The rows of the weight.
+        decode: Returns the rows `[start, stop)` of the matrix.
+    """
+    width = math.prod(shape[1:])
+    first, last = rows[0] * width, rows[1] * width
+    start, stop = first // columns, -(-last // columns)
+    values = decode(start, stop).view(-1)
+    return values[first - start * columns : last - start * columns].view(-1, *shape[1:])
 
 
 def scale_groups(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Rows
 from merganser.checkpoints.codecs.base import Codec, StoredCodes
-from merganser.checkpoints.codecs.packing import unpack_chunks
+from merganser.checkpoints.codecs.packing import decode_groups, unpack_chunks
 from merganser.checkpoints.skeleton import build_skeleton
 from merganser.lazy import torch
 
@@ -44,11 +44,10 @@ def _codec(stored: StoredCodes, weight: str, shape: tuple[int, ...]) -> Codec:
         stored.expect(name, (groups, 1))
 
     def decode(rows: Rows) -> Tensor:
-        width = math.prod(shape[1:])
-        first, last = rows[0] * width, rows[1] * width
-        start, stop = first // columns, -(-last // columns)
+        return decode_groups(shape, columns, rows, decode_rows)
+
+    def decode_rows(start: int, stop: int) -> Tensor:
         values = unpack_chunks(stored.read(codes), bits, (start, stop), high_first=False).to(torch.float32)
-        values.mul_(stored.read(scales, (start, stop))).sub_(stored.read(shifts, (start, stop)))
-        return values.view(-1)[first - start * columns : last - start * columns].view(-1, *shape[1:])
+        return values.mul_(stored.read(scales, (start, stop))).sub_(stored.read(shifts, (start, stop)))
 
     return Codec(shape, names, decode)
