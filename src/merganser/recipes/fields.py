@@ -1,9 +1,9 @@
-"""Read single fields of either dialect; every error names its place."""
+"""Read single fields of a recipe; every error names its place."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -209,14 +209,8 @@ def by_glob(value: Any, candidates: list[Parameter], where: str) -> Choice | Non
     )
 
 
-def settings(
-    data: Any,
-    declared: Declared,
-    where: str,
-    problems: Problems,
-    compound: Callable[[Any, list[Parameter], str], Choice | None],
-) -> dict[str, Setting]:
-    """Read named parameters, each a scalar, a gradient, or a value that the dialect's `compound` recognises."""
+def settings(data: Any, declared: Declared, where: str, problems: Problems) -> dict[str, Setting]:
+    """Read named parameters, each a scalar, a gradient, or a value by glob."""
     found: dict[str, Setting] = {}
     if data is None:
         return found
@@ -232,6 +226,6 @@ def settings(
         with problems.collect():
             if known[0] in found:
                 raise RecipeError(f"{place}: {known[0]!r} is given twice, once under another name")
-            choice = compound(value, known[1], place)
+            choice = by_glob(value, known[1], place)
             found[known[0]] = choice if choice is not None else scalar_or_gradient(value, known[1], place)
     return found

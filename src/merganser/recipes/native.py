@@ -280,14 +280,14 @@ class _NativeReader:
                 words = [*keys, *declared.names]
                 self.problems.add(where, f"unknown key or parameter {key!r}{did_you_mean(str(key), words)}")
                 del beside[key]
-        found = fields.settings(beside, declared, where, self.problems, fields.by_glob)
+        found = fields.settings(beside, declared, where, self.problems)
         under = self._settings(raw.get("parameters"), declared, f"{where}.parameters")
         for name in found.keys() & under.keys():
             self.problems.add(f"{where}.{name}", "is given twice, here and under parameters")
         return found | under
 
     def _settings(self, raw: Any, declared: Declared, where: str) -> dict[str, Any]:
-        return fields.settings(raw, declared, where, self.problems, fields.by_glob) if self.judges else {}
+        return fields.settings(raw, declared, where, self.problems) if self.judges else {}
 
     def _override(self, raw: Any, where: str, declared: Declared) -> Override | None:
         with self.problems.collect():

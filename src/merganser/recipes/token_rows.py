@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -62,20 +63,20 @@ def find_rule(row: TokenRow, token: str, known: Vocabularies) -> Sources | None:
 
 @dataclass
 class TokenRows:
-    """The source of every row of the output in each model."""
+    """The source of every row of the output in each model.
 
-    ids: Mapping[str, int]
-    tokens: Sequence[Tokens]
-    #: Token -> row, for each model.
+    Attributes:
+        known: The vocabularies.
+        matched: Token -> row, for each model.
+        rules: The sources that the recipe names, by token.
+        based: Whether the first model is the base, whose row stands in for those of models that lack a token.
+        absent: The rows of the tokens that the current model lacks.
+    """
+
+    known: Vocabularies
     matched: Sequence[Mapping[str, int]]
-    heights: Sequence[int]
     rules: Mapping[str, Sources | None]
-    forced: set[str]
-    #: Whether a model's rows are made only of its own rows.
-    alone: bool
-    #: Whether the first model is the base, whose row stands in for those of models that lack a token.
     based: bool
-    #: The rows of the tokens that the current model lacks.
     absent: dict[str, RowRun] = field(default_factory=dict)
 
     def row(self, model: int, token: str | None, row: int) -> RowRun:
@@ -93,14 +94,19 @@ class TokenRows:
         holders = [(i, found) for i, each in enumerate(self.matched) if (found := each.get(token)) is not None]
         return RowRun(1, tuple(holders[:1] if self.based and holders and holders[0][0] == 0 else holders))
 
+    @functools.cached_property
+    def forced(self) -> set[str]:
+        """Return the tokens whose rows the recipe names for all models, also for those that have them."""
+        return {token for token, row in self.known.options.tokens.items() if row.force}
+
     def _padding(self, model: int, row: int) -> Sources | None:
-        for i in (model,) if self.alone else (model, 0):
-            if row < self.heights[i] and row not in self._named(i):
+        """Return the source of a row without a token; with a rule for absent tokens, it can only be the model's own."""
+        for i in (model,) if self.known.options.absent else (model, 0):
+            if row < self.known.heights[i] and row not in self._named[i]:
                 return ((i, row),)
         return None
 
-    def _named(self, model: int) -> set[int]:
-        cache: dict[int, set[int]] = self.__dict__.setdefault("_cache", {})
-        if model not in cache:
-            cache[model] = set(self.tokens[model].ids.values())
-        return cache[model]
+    @functools.cached_property
+    def _named(self) -> list[set[int]]:
+        """Return the rows that tokens have, for each model."""
+        return [set(each.ids.values()) for each in self.known.tokens]

@@ -74,8 +74,7 @@ def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
         rows += -rows % options.pad_to_multiple_of
     rules = {token: find_rule(row, token, known) for token, row in options.tokens.items()}
     matched = [match_rows(known, i) for i in range(len(table))]
-    forced = {t for t, row in options.tokens.items() if row.force}
-    builder = TokenRows(ids, tokens, matched, heights, rules, forced, bool(options.absent), recipe.base is not None)
+    builder = TokenRows(known, matched, rules, recipe.base is not None)
     by_row = {i: token for token, i in ids.items()}
     maps: list[VocabularyMap | None] = []
     for i in range(len(table)):
