@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from merganser.errors import RecipeError, first_line
+from merganser.errors import RecipeError, first_line, reading
 
 #: Limit on the values of a document, also after aliases are expanded.
 _MOST_VALUES = 100_000
@@ -149,3 +150,15 @@ def parse(text: str, source: str = "recipe") -> list[Any]:
         raise RecipeError(f"{source}: {error}") from None
     except (ValueError, KeyError) as error:  # raised for an explicit tag such as !!float x
         raise RecipeError(f"{source}: not valid YAML: {error}") from None
+
+
+def read_single(path: Path, what: str) -> tuple[dict[str, Any], str]:
+    """Return the only document of a file, a mapping, and the text of the file; `what` names the content in messages."""
+    if not path.is_file():
+        raise RecipeError(f"{path}: no such recipe file")
+    with reading(path, RecipeError, "; a recipe is YAML"):
+        text = path.read_text(encoding="utf-8")
+    found = [document for document in parse(text, str(path)) if document is not None]
+    if len(found) != 1 or not isinstance(found[0], dict):
+        raise RecipeError(f"{path}: expected {what}, a single mapping")
+    return found[0], text

@@ -229,10 +229,8 @@ class _Translator:
         with self.problems.collect():
             if isinstance(raw, dict) and ("merge_method" in raw or "method" in raw):
                 return {"recipe": raw, "label": place}
-            reference = _reference(raw, place)
-            if reference in self.stages:
-                return {"recipe": self.stages[reference], "label": reference}
-            return reference
+            named = reference(raw, place)
+            return {"recipe": self.stages[named], "label": named} if named in self.stages else named
         return REPORTED
 
     def _parameters(self, raw: Any, where: str, place: str) -> dict[str, Any]:
@@ -304,7 +302,7 @@ class _Translator:
         elif source is not None:
             with self.problems.collect():
                 # mergekit's older spelling of a model.
-                output["tokenizer"] = _reference(source, "tokenizer_source").removeprefix("model:")
+                output["tokenizer"] = reference(source, "tokenizer_source").removeprefix("model:")
         for key in ("chat_template", "exclude"):
             self.places[f"output.{key}"] = key
             if data.get(key) is not None:
@@ -312,7 +310,7 @@ class _Translator:
         return output
 
 
-def _reference(raw: Any, where: str) -> str:
+def reference(raw: Any, where: str) -> str:
     """Return `path@revision+lora`, also for a reference written as a mapping."""
     if isinstance(raw, dict):
         inner = raw.get("model", raw)
@@ -320,8 +318,8 @@ def _reference(raw: Any, where: str) -> str:
             path = expect(inner.get("path"), str, f"{where}.path")
             inner = f"{path}@{inner['revision']}" if inner.get("revision") else path
         lora = raw.get("lora")
-        return f"{expect(inner, str, where)}+{_reference(lora, f'{where}.lora')}" if lora else expect(inner, str, where)
-    reference: str = expect(raw, str, where)
-    if not reference.strip():
+        return f"{expect(inner, str, where)}+{reference(lora, f'{where}.lora')}" if lora else expect(inner, str, where)
+    written: str = expect(raw, str, where)
+    if not written.strip():
         raise RecipeError(f"{where}: an empty path")
-    return reference
+    return written

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from merganser.errors import RecipeError, did_you_mean, reading
+from merganser.errors import RecipeError, did_you_mean
 from merganser.recipes import documents, fields
 from merganser.recipes.fields import expect, known_keys
+from merganser.recipes.mergekit import reference
 from merganser.recipes.schema import Problems
 
 GATES = ("hidden", "hidden_last", "hidden_avg", "cheap_embed", "random", "uniform_random", "uniform", "singular")
@@ -106,14 +107,8 @@ def load_moe(source: str | os.PathLike[str] | Mapping[str, Any]) -> MoERecipe:
     if isinstance(source, Mapping):
         return _read(dict(source), source, None, "recipe")
     path = Path(source)
-    if not path.is_file():
-        raise RecipeError(f"{path}: no such recipe file")
-    with reading(path, RecipeError):
-        text = path.read_text(encoding="utf-8")
-    found = [document for document in documents.parse(text, str(path)) if document is not None]
-    if len(found) != 1 or not isinstance(found[0], dict):
-        raise RecipeError(f"{path}: expected one document with base_model and experts")
-    return _read(found[0], text, path.parent, str(path))
+    document, text = documents.read_single(path, "a recipe with base_model and experts")
+    return _read(document, text, path.parent, str(path))
 
 
 def _read(data: dict[str, Any], written: str | Mapping[str, Any], root: Path | None, source: str) -> MoERecipe:
@@ -187,17 +182,9 @@ def _experts(raw: Any, where: str, problems: Problems) -> tuple[ExpertEntry, ...
 
 def _path(raw: Any, where: str) -> str:
     """Return a reference, which mergekit also writes as a mapping {model: {path, revision}, lora: …}."""
-    if isinstance(raw, dict) and "model" in raw:
-        if strange := [key for key in raw if key not in ("model", "lora")]:
-            raise RecipeError(f"{where}: unknown key {strange[0]!r}{did_you_mean(str(strange[0]), ('model', 'lora'))}")
-        parts = [_path(raw[key], f"{where}.{key}") for key in ("model", "lora") if raw.get(key) is not None]
-        return "+".join(parts)
-    if isinstance(raw, dict) and "path" in raw:
-        revision = raw.get("revision")
-        raw = raw["path"] if revision is None else f"{raw['path']}@{revision}"
-    if not isinstance(raw, str) or not raw.strip():
-        raise RecipeError(f"{where}: expected the path or hub id of a model")
-    return raw
+    if isinstance(raw, dict) and "model" in raw and (strange := [key for key in raw if key not in ("model", "lora")]):
+        raise RecipeError(f"{where}: unknown key {strange[0]!r}{did_you_mean(str(strange[0]), ('model', 'lora'))}")
+    return reference(raw, where)
 
 
 def _prompts(raw: Any, where: str) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from merganser.engine.merge import Merge
 from merganser.engine.modules import ModuleSink, ModuleTensors
 from merganser.engine.sinks import DictSink
 from merganser.engine.source_files import SourceFiles
-from merganser.errors import InputError, did_you_mean, reading
+from merganser.errors import InputError, did_you_mean
 from merganser.evaluate.search import ScaleSearch, successive_halving
 from merganser.evaluate.tasks import Task
 from merganser.notebooks import Shown
@@ -223,14 +223,7 @@ def _read(recipe: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[dict[str,
     if isinstance(recipe, Mapping):
         return dict(recipe), None
     path = Path(recipe)
-    if not path.is_file():
-        raise InputError(f"{path}: no such recipe file")
-    with reading(path, hint="; a recipe is YAML"):
-        text = path.read_text(encoding="utf-8")
-    found = [each for each in documents.parse(text, str(path)) if each is not None]
-    if len(found) != 1 or not isinstance(found[0], dict):
-        raise InputError(f"{path}: a sweep varies one recipe, a single mapping")
-    return found[0], path.parent
+    return documents.read_single(path, "one recipe to vary")[0], path.parent
 
 
 def _method(document: Mapping[str, Any]) -> str:
