@@ -6,11 +6,8 @@ from collections.abc import Collection
 
 from torch import Tensor, nn
 
-from merganser.checkpoints.stored_entries import StoredEntries
-from merganser.engine.blocks import Piece
-from merganser.engine.changes import Change
 from merganser.engine.plan import Output, Plan
-from merganser.engine.sinks import Digests, copy_piece
+from merganser.engine.sinks import PlacedSink
 from merganser.errors import InputError
 
 
@@ -50,7 +47,7 @@ class ModuleTensors:
                 )
 
 
-class ModuleSink:
+class ModuleSink(PlacedSink):
     """Copies results into the parameters and buffers of a live module, which may have some outputs already."""
 
     def __init__(self, module: nn.Module, done: Collection[str] = ()) -> None:
@@ -62,9 +59,3 @@ class ModuleSink:
 
     def place(self, output: Output) -> Tensor:
         return self._tensors[output.name].view(-1)
-
-    def write(self, output: Output, piece: Piece, entries: StoredEntries) -> None:
-        copy_piece(self.place(output), piece, entries)
-
-    def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
-        pass

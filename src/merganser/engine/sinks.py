@@ -56,6 +56,16 @@ class PlacedSink(Sink, Protocol):
         """
         ...
 
+    def write(self, output: Output, piece: Piece, entries: StoredEntries) -> None:
+        """Copy a piece to its place, unless it was computed there."""
+        part = self.place(output)[piece.offset : piece.offset + piece.numel]
+        if part.data_ptr() != entries.address:
+            part.copy_(entries.tensor())
+
+    def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
+        """Do nothing: tensors in memory have no records."""
+        return
+
 
 def place_of(sink: Sink | PlacedSink, output: Output) -> StoredEntries | None:
     """Return the entries of an output in a `PlacedSink`; None for other sinks, and if they are on another device."""
@@ -85,7 +95,7 @@ class SharedSink(Sink, Protocol):
         ...
 
 
-class DictSink:
+class DictSink(PlacedSink):
     """Collects results in memory; tied names share one tensor."""
 
     def __init__(self, plan: Plan) -> None:
@@ -101,18 +111,5 @@ class DictSink:
     def place(self, output: Output) -> Tensor:
         return self.tensors[output.name].view(-1)
 
-    def write(self, output: Output, piece: Piece, entries: StoredEntries) -> None:
-        copy_piece(self.place(output), piece, entries)
-
-    def finished(self, output: Output, change: Change | None, sources: Digests) -> None:
-        pass
-
     def result(self) -> dict[str, Tensor]:
         return self.tensors | {alias: self.tensors[name] for alias, name in self._aliases.items()}
-
-
-def copy_piece(target: Tensor, piece: Piece, entries: StoredEntries) -> None:
-    """Copy a piece to its place, unless it was computed there."""
-    part = target[piece.offset : piece.offset + piece.numel]
-    if part.data_ptr() != entries.address:
-        part.copy_(entries.tensor())
