@@ -20,6 +20,7 @@ from merganser.engine.adapter_origin import AdapterOrigin
 from merganser.engine.publishing import publish
 from merganser.errors import InputError
 from merganser.methods.adapters import Pair
+from merganser.plain import plain
 
 WEIGHTS = "adapter_model.safetensors"
 #: What PEFT and its servers read.
@@ -49,16 +50,7 @@ class AdapterReport:
         return math.sqrt(max(0.0, 1.0 - self.energy))
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "path": str(self.path),
-            "rank": self.rank,
-            "modules": self.modules,
-            "energy": self.energy,
-            "residual": self.residual,
-            "whole": list(self.whole),
-            "left_out": list(self.left_out),
-            "notes": list(self.notes),
-        }
+        return {**plain(self), "path": str(self.path), "residual": self.residual}
 
 
 @dataclass(frozen=True)
