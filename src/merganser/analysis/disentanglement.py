@@ -50,9 +50,17 @@ def disentanglement(
 ) -> Disentanglement:
     """Return ξ(α₁, α₂) = Σ_t E_{x∼μ_t} dist(f(x; θ0 + α_t τ_t), f(x; θ0 + α₁τ₁ + α₂τ₂)) on a grid.
 
-    `inputs` are unlabelled batches of either task, each read once. `heads` map the module's output to either task's
-    (encoders with one classifier per task). `linearised` uses the tangent model, at the cost of two Jacobian-vector
-    products per batch for any grid.
+    Args:
+        module: The network; it is not changed.
+        base: The weights θ0.
+        task_vectors: The task vectors τ₁ and τ₂.
+        inputs: Unlabelled batches of either task; each is read once.
+        first: The scales α₁.
+        second: The scales α₂; by default those of `first`.
+        distance: `"disagreement"` of the classes, `"euclidean"`, or a function from two outputs to a distance per
+            sample.
+        heads: For either task, a function from the module's output to its logits.
+        linearised: Use the tangent model, at the cost of two Jacobian-vector products per batch for any grid.
     """
     if isinstance(distance, str):
         one_of("distance", distance, _DISTANCES)
@@ -85,13 +93,23 @@ def disentanglement(
 
 
 def disagreement(a: Tensor, b: Tensor) -> Tensor:
-    """Return 1 where the arg-max differs, per sample (a mean over any further axes)."""
+    """Return 1 where the arg-max differs, per sample (a mean over any further axes).
+
+    Args:
+        a: Logits, classes along the last axis.
+        b: Logits of the same shape.
+    """
     differs = (a.argmax(-1) != b.argmax(-1)).double()
     return torch.mean(differs.reshape(len(differs), -1), 1)
 
 
 def euclidean(a: Tensor, b: Tensor) -> Tensor:
-    """Return ‖a − b‖ per sample."""
+    """Return ‖a − b‖ per sample.
+
+    Args:
+        a: Outputs, samples along the first axis.
+        b: Outputs of the same shape.
+    """
     norms: Tensor = torch.linalg.vector_norm((a - b).flatten(1), dim=1)
     return norms
 

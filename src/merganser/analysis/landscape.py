@@ -70,7 +70,13 @@ class Plane(Shown, Result):
 
 
 def score(module: nn.Module, batches: Iterable[Batch], loss: LossFunction) -> Score:
-    """Score `module` in its current mode on labelled batches."""
+    """Score `module` in its current mode on labelled batches.
+
+    Args:
+        module: The network.
+        batches: Labelled batches `(inputs, targets)`.
+        loss: The mean loss of outputs and targets.
+    """
     total, hits, count, asked = 0.0, 0, 0, 0
     with torch.no_grad():
         for inputs, targets in (labelled(batch, "batches") for batch in several(batches, "batches")):
@@ -98,8 +104,14 @@ def segment(
 ) -> Segment:
     """Score along the segment between two state dicts of `module`, or two such modules.
 
-    `points` is their number, or the λ in [0, 1]. With `prepare`, its result for the merged module is scored at each
-    point (REPAIR, or recomputed statistics).
+    Args:
+        module: The network; it is not changed.
+        first: The weights at λ = 0, or a module that has them.
+        second: The weights at λ = 1.
+        batches: Labelled batches `(inputs, targets)`.
+        loss: The mean loss of outputs and targets.
+        points: The number of points, or the λ in [0, 1].
+        prepare: Applied to the merged module before it is scored, such as REPAIR or recomputed statistics.
     """
     positions = [float(x) for x in np.linspace(0, 1, max(points, 0))] if isinstance(points, int) else list(points)
     if len(positions) < 2 or positions[0] != 0 or positions[-1] != 1 or sorted(positions) != positions:
@@ -134,7 +146,14 @@ def plane(
 ) -> Plane:
     """Score a `resolution`² grid over the plane through three state dicts or modules, with a `margin` around them.
 
-    With `prepare`, its result for the merged module is scored at each point.
+    Args:
+        module: The network; it is not changed.
+        states: Three sets of weights, or modules that have them.
+        batches: Labelled batches `(inputs, targets)`.
+        loss: The mean loss of outputs and targets.
+        resolution: The number of points along a side.
+        margin: The room around the models, as a share of their extent.
+        prepare: Applied to the merged module before it is scored.
     """
     if len(states) != 3 or resolution < 2:
         raise InputError(f"a plane needs three models and two points a side, got {len(states)} and {resolution}")

@@ -81,8 +81,15 @@ def mergeability(
 ) -> Mergeability:
     """Estimate the difficulty of merging `experts` of `base`, and name the worst pair.
 
-    At most `matrices` matrices, spread over the depth, are decomposed, to `rank` components each; everything else is
-    one streamed pass. `runs` are checkpoints [base, epoch 1, …] of the fine-tuning runs, if available.
+    Some matrices are decomposed; everything else is one streamed pass.
+
+    Args:
+        base: The base of the experts.
+        experts: The experts by name.
+        runs: Checkpoints [base, epoch 1, …] of their fine-tuning runs, if available.
+        matrices: The most matrices to decompose, spread over the depth.
+        rank: The number of components of each.
+        exclude: Globs of tensors to leave out.
     """
     by_name("experts", experts)
     if len(experts) < 2:
@@ -134,7 +141,12 @@ def mergeability(
 
 
 def sample(vector: TaskVector, count: int) -> list[str]:
-    """Return matrices spread evenly over the order of the checkpoint, which follows the depth."""
+    """Return matrices spread evenly over the order of the checkpoint, which follows the depth.
+
+    Args:
+        vector: The task vector.
+        count: The most matrices to return.
+    """
     found = [n for n in vector.names() if len(s := vector.spec(n).shape) == 2 and min(s) > 1]
     if count < 1:
         raise InputError(f"expected at least one matrix, got {count}")
@@ -146,6 +158,10 @@ def sample(vector: TaskVector, count: int) -> list[str]:
 def rank_correlation(difficulty: Sequence[float], loss: Sequence[float]) -> float:
     """Return Spearman's ρ between estimated difficulties and the measured cost of merging, over several sets or
     pairs.
+
+    Args:
+        difficulty: The estimates.
+        loss: What merging cost, in the same order.
     """
     if len(difficulty) != len(loss) or len(loss) < 3:
         raise InputError(f"{len(difficulty)} estimates for {len(loss)} losses; expected equal numbers, three or more")
@@ -182,6 +198,18 @@ def pair(
     base: float,
     bend: float | None,
 ) -> Pair:
+    """Return the signals of two experts and the difficulty that follows from them.
+
+    Args:
+        a: The name of the one expert.
+        b: The name of the other.
+        overlap: The normalised interference of their leading singular vectors, above chance.
+        cosine: The cosine of their task vectors.
+        signs: The share of entries with equal signs.
+        norms: The lengths of their task vectors.
+        base: The length of the base.
+        bend: 1 − the smaller cosine of first and last epoch; None without runs.
+    """
     overlap = min(1.0, overlap)
     conflict = overlap * (1 - cosine) / 2
     distance = 1 - math.exp(-max(norms) / (FAR * base)) if base else 1.0

@@ -21,7 +21,12 @@ Regime: TypeAlias = Literal["cosines", "shares", "straightness"]
 
 
 def segments(curves: Mapping[str, Segment], metric: Metric = "loss") -> Figure:
-    """Plot interpolation curves together, for example before and after alignment."""
+    """Plot interpolation curves together, for example before and after alignment.
+
+    Args:
+        curves: The curves by name.
+        metric: `"loss"` or `"accuracy"`.
+    """
     one_of("metric", metric, Metric)
     figure = _figure(x="λ", y=metric)
     for name, curve in curves.items():
@@ -31,7 +36,13 @@ def segments(curves: Mapping[str, Segment], metric: Metric = "loss") -> Figure:
 
 
 def plane(report: Plane, metric: Metric = "loss", *, log: bool = False) -> Figure:
-    """Plot contours over the plane with the three models marked; `log` plots log10 of the values."""
+    """Plot contours over the plane with the three models marked.
+
+    Args:
+        report: The result of `landscape.plane`.
+        metric: `"loss"` or `"accuracy"`.
+        log: Plot log10 of the values.
+    """
     one_of("metric", metric, Metric)
     rows = report.losses if metric == "loss" else report.accuracies
     values = np.array(rows, dtype=float)
@@ -47,7 +58,12 @@ def plane(report: Plane, metric: Metric = "loss", *, log: bool = False) -> Figur
 
 
 def similarity(report: WeightSimilarity | RepresentationSimilarity, measure: str | None = None) -> Figure:
-    """Plot a heat map of `cosine`, `cka` (the defaults) or `distance` between models."""
+    """Plot a heat map of `cosine`, `cka` (the defaults) or `distance` between models.
+
+    Args:
+        report: The result of a comparison.
+        measure: `"cosine"`, `"cka"` or `"distance"`; by default the first that the result has.
+    """
     known = ("cosine", "distance") if isinstance(report, WeightSimilarity) else ("cka", "distance")
     chosen = known[0] if measure is None else measure
     one_of(f"measure of {type(report).__name__}", chosen, known)
@@ -60,7 +76,12 @@ def similarity(report: WeightSimilarity | RepresentationSimilarity, measure: str
 
 
 def regime(report: LinearRegime, what: Regime = "cosines") -> Figure:
-    """Plot one curve per expert over epochs: cos(τ₁, τ_k), shares of the path, or straightness."""
+    """Plot one curve per expert over epochs: cos(τ₁, τ_k), shares of the path, or straightness.
+
+    Args:
+        report: The result of `trajectory.linear_regime`.
+        what: What to plot over the epochs.
+    """
     one_of("what", what, Regime)
     figure = _figure(x="epoch", y={"cosines": "cos(τ₁, τ_k)", "shares": "share of the path"}.get(what, what))
     for name, run in report.runs.items():
@@ -73,7 +94,11 @@ def regime(report: LinearRegime, what: Regime = "cosines") -> Figure:
 
 
 def projection(report: Projection) -> Figure:
-    """Plot checkpoints of several strategies in their common principal plane, joined in order."""
+    """Plot checkpoints of several strategies in their common principal plane, joined in order.
+
+    Args:
+        report: The result of `trajectory.project`.
+    """
     x, y = (f"axis {i + 1} ({share:.0%} of variance)" for i, share in enumerate(report.explained))
     figure = _figure(x=x, y=y)
     for name, points in report.points.items():
@@ -83,7 +108,11 @@ def projection(report: Projection) -> Figure:
 
 
 def disentanglement(report: Disentanglement) -> Figure:
-    """Plot a heat map of ξ(α₁, α₂)."""
+    """Plot a heat map of ξ(α₁, α₂).
+
+    Args:
+        report: The result of `disentanglement.disentanglement`.
+    """
     figure = _figure(x="α₁", y="α₂")
     columns = list(zip(*report.error, strict=True))
     figure.add_heatmap(x=report.first, y=report.second, z=columns, colorbar={"title": "ξ"})
@@ -91,7 +120,11 @@ def disentanglement(report: Disentanglement) -> Figure:
 
 
 def order(report: Order) -> Figure:
-    """Plot the gap and its remainder after either predicted term against η on logarithmic axes."""
+    """Plot the gap and its remainder after either predicted term against η on logarithmic axes.
+
+    Args:
+        report: The result of `gradients.observed_order`.
+    """
     figure = _figure(x="η", y="norm")
     etas = [g.eta for g in report.gaps]
     curves = {

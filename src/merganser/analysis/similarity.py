@@ -51,7 +51,12 @@ class BeforeAfter(Result):
 
 
 def weight_similarity(models: Mapping[str, Reference], *, exclude: Sequence[str] = STATISTICS) -> WeightSimilarity:
-    """Compare checkpoints (state dicts, modules, paths) weight by weight, streamed."""
+    """Compare checkpoints (state dicts, modules, paths) weight by weight, streamed.
+
+    Args:
+        models: The models by name.
+        exclude: Globs of tensors to leave out.
+    """
     by_name("models", models)
     if not models:
         raise InputError("no models to compare")
@@ -133,8 +138,14 @@ def representation_similarity(
 ) -> RepresentationSimilarity:
     """Compare the outputs of `layer` (a submodule's name) under each state dict, batch by batch, in evaluation mode.
 
-    `features` maps the layer's output to [N, width]; by default all axes but the first are flattened. Linear CKA is
-    invariant to permuted or rotated features; the distance is not, and decreases when models are aligned.
+    Linear CKA is invariant to permuted or rotated features; the distance is not, and decreases when models are aligned.
+
+    Args:
+        module: The network; it is not changed.
+        states: State dicts by name.
+        inputs: Batches of inputs.
+        layer: The name of a submodule.
+        features: Maps the layer's output to (samples, width); by default all axes but the first are flattened.
     """
     by_name("states", states)
     if not states:
@@ -172,7 +183,12 @@ def representation_similarity(
 def before_after(
     before: WeightSimilarity | RepresentationSimilarity, after: WeightSimilarity | RepresentationSimilarity
 ) -> BeforeAfter:
-    """Return the mean of every measure over pairs of different models, before and after alignment."""
+    """Return the mean of every measure over pairs of different models, before and after alignment.
+
+    Args:
+        before: The comparison before alignment.
+        after: The same comparison after it.
+    """
     if type(before) is not type(after) or before.names != after.names:
         raise InputError("before and after must be the same measure of the same models")
     measures = ("cosine", "distance") if isinstance(before, WeightSimilarity) else ("cka", "distance")

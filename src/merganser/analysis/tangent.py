@@ -25,6 +25,12 @@ def tangent(module: nn.Module, base: Weights, direction: Weights, inputs: Inputs
     """Return f(x; base) and J_θ f(x; base) · direction in one forward pass; tensors without direction are constant.
 
     `module` should be in evaluation mode.
+
+    Args:
+        module: The network.
+        base: The weights θ0.
+        direction: The direction in weight space, by name.
+        inputs: A batch of inputs.
     """
     moving = {name: value for name, value in direction.items() if base[name].is_floating_point()}
     point = {name: base[name].detach() for name in moving}

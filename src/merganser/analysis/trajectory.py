@@ -42,7 +42,13 @@ def trajectory(
     learning_rates: Sequence[float] | None = None,
     exclude: Sequence[str] = STATISTICS,
 ) -> Trajectory:
-    """Diagnose a run from [base, epoch 1, …, epoch K]; `learning_rates` per epoch turn displacements into gradients."""
+    """Diagnose a run from [base, epoch 1, …, epoch K].
+
+    Args:
+        checkpoints: The base, then the checkpoint of each epoch.
+        learning_rates: The learning rate of each epoch, which turn displacements into gradients.
+        exclude: Globs of tensors to leave out.
+    """
     if len(checkpoints) < 2:
         raise InputError("a trajectory needs the base and at least one epoch's checkpoint")
     epochs = len(checkpoints) - 1
@@ -92,7 +98,14 @@ def linear_regime(
     bent_from: float = 0.6,
     exclude: Sequence[str] = STATISTICS,
 ) -> LinearRegime:
-    """Judge experts from their runs [base, epoch 1, …, epoch K]; the first epoch represents the gradient."""
+    """Judge experts from their runs [base, epoch 1, …, epoch K]; the first epoch represents the gradient.
+
+    Args:
+        runs: By expert, the base and the checkpoint of each epoch.
+        linear_from: The cosine from which a run is linear.
+        bent_from: The cosine from which it is bent.
+        exclude: Globs of tensors to leave out.
+    """
     if not runs:
         raise InputError("expected at least one run")
     judged = {name: trajectory(run, exclude=exclude) for name, run in runs.items()}
@@ -127,6 +140,10 @@ def project(strategies: Mapping[str, Sequence[Reference]], *, exclude: Sequence[
 
     Uses the eigenvectors of the centred inner products, so that checkpoints of any size are never flattened. Each axis
     has the sign that makes its largest coordinate positive.
+
+    Args:
+        strategies: Checkpoints by strategy.
+        exclude: Globs of tensors to leave out.
     """
     flat = [reference for run in strategies.values() for reference in run]
     if len(flat) < 2:

@@ -92,6 +92,13 @@ def printed_bound(
 
     general: H = 2γM²Π²β^{2L−2}, G = √2 MΠβ^{L−1}. relu_appendix: H·G = ½√2 M³Π³. relu_text: half of T, and
     H = ½√2 M³Π³ next to G = √2 MΠ, which counts G twice.
+
+    Args:
+        constants: The constants of the network.
+        tasks: T.
+        alpha: α.
+        epochs: k.
+        statement: Which of the printed statements.
     """
     one_of("statement", statement, Statement)
     scale = constants.input_norm * constants.product * constants.slope ** (constants.depth - 1)
@@ -113,6 +120,12 @@ def corrected_bound(constants: NetworkConstants, *, tasks: int, alpha: float, ep
         A_0 = M_x,  A_ℓ = β(s_ℓ A_{ℓ−1} + ‖b_ℓ‖) + |φ(0)|√width_ℓ
         P_ℓ² = A_{ℓ−1}² [+ 1 with biases] + (s_ℓ β P_{ℓ−1})²
         Q_ℓ = β P_{ℓ−1} + s_ℓ (γ P_{ℓ−1}² + β Q_{ℓ−1})
+
+    Args:
+        constants: The constants of the network.
+        tasks: T.
+        alpha: α.
+        epochs: k.
     """
     first, second = derivative_bounds(constants)
     return Bound(
@@ -123,7 +136,11 @@ def corrected_bound(constants: NetworkConstants, *, tasks: int, alpha: float, ep
 
 
 def derivative_bounds(constants: NetworkConstants) -> tuple[float, float]:
-    """Return (P_L, Q_L), bounds on ‖∂f/∂θ‖ and on ‖∂²f/∂θ²‖ as a bilinear map, for one input."""
+    """Return (P_L, Q_L), bounds on ‖∂f/∂θ‖ and on ‖∂²f/∂θ²‖ as a bilinear map, for one input.
+
+    Args:
+        constants: The constants of the network.
+    """
     beta, gamma = constants.slope, constants.curvature
     bias_unit = 0.0 if constants.bias_norms is None else 1.0
     biases = constants.bias_norms or (0.0,) * constants.depth
@@ -142,6 +159,10 @@ def derivative_bounds(constants: NetworkConstants) -> tuple[float, float]:
 def network_constants(losses: TaskLosses, path: Iterable[Tensor]) -> NetworkConstants:
     """Return constants of an `nn.Sequential` of Linear layers and known activations, the largest along `path` and
     the data.
+
+    Args:
+        losses: The losses, whose module and data are measured.
+        path: Weights, each as a flat vector.
     """
     linears, activations = _layers(losses.module)
     states = [losses.layout.unpack(theta) for theta in path]
@@ -168,7 +189,13 @@ def network_constants(losses: TaskLosses, path: Iterable[Tensor]) -> NetworkCons
 
 
 def hessian_norm(losses: TaskLosses, task: str, theta: Tensor) -> float:
-    """Return ‖∇²L̄_t(θ)‖₂ by Lanczos on Hessian-vector products."""
+    """Return ‖∇²L̄_t(θ)‖₂ by Lanczos on Hessian-vector products.
+
+    Args:
+        losses: The losses of the tasks.
+        task: The name of a task.
+        theta: Weights, as a flat vector.
+    """
 
     def product(vector: NDArray[np.float64]) -> NDArray[np.float64]:
         direction = torch.from_numpy(np.ascontiguousarray(vector.reshape(-1))).to(theta)
@@ -205,7 +232,14 @@ class BoundCheck(Result):
 
 
 def check_bound(losses: TaskLosses, *, eta: float, alpha: float, epochs: int) -> BoundCheck:
-    """Measure ‖C‖ after `epochs` of joint descent and both bounds. The loss must be cross-entropy."""
+    """Measure ‖C‖ after `epochs` of joint descent and both bounds. The loss must be cross-entropy.
+
+    Args:
+        losses: The losses of the tasks, and the weights that all runs start from.
+        eta: η, the step size of the experts.
+        alpha: α, the scale of the task vectors.
+        epochs: k, the number of steps.
+    """
     if epochs < 1:
         raise InputError(f"epochs must be at least 1, got {epochs}")
     joint = joint_path(losses, eta, alpha, epochs)

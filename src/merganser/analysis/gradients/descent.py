@@ -39,7 +39,12 @@ class DescentCheck(Result):
 
 
 def descent_check(decreases: Mapping[str, float], samples: Mapping[str, int]) -> DescentCheck:
-    """Judge one step from each task's decrease of mean loss and its number of samples."""
+    """Judge one step from each task's decrease of mean loss and its number of samples.
+
+    Args:
+        decreases: By task, the decrease of its mean loss.
+        samples: By task, its number of samples.
+    """
     if not decreases or set(decreases) != set(samples):
         raise InputError(
             f"decreases are for tasks {sorted(decreases)}, but sample counts for {sorted(samples)}; name the same tasks"

@@ -18,7 +18,14 @@ HessianAt: TypeAlias = Literal["printed", "expansion"]
 
 
 def descend(gradient: Callable[[Tensor], Tensor], start: Tensor, step: float, epochs: int) -> list[Tensor]:
-    """Return θ⁽⁰⁾ … θ⁽ᵏ⁾ of full-batch gradient descent θ ← θ − step · ∇L(θ)."""
+    """Return θ⁽⁰⁾ … θ⁽ᵏ⁾ of full-batch gradient descent θ ← θ − step · ∇L(θ).
+
+    Args:
+        gradient: Returns the gradient at a point.
+        start: The first point.
+        step: The step size.
+        epochs: The number of steps.
+    """
     path = [start]
     for _ in range(epochs):
         path.append(path[-1] - step * gradient(path[-1]))
@@ -26,7 +33,13 @@ def descend(gradient: Callable[[Tensor], Tensor], start: Tensor, step: float, ep
 
 
 def expert_paths(losses: TaskLosses, eta: float, epochs: int) -> dict[str, list[Tensor]]:
-    """Return each task's descent on its own loss with step η."""
+    """Return each task's descent on its own loss with step η.
+
+    Args:
+        losses: The losses of the tasks, and the weights that all runs start from.
+        eta: η.
+        epochs: The number of steps.
+    """
     return {
         task: descend(lambda theta, task=task: losses.gradient(task, theta), losses.start, eta, epochs)  # type: ignore[misc]
         for task in losses.tasks
@@ -34,17 +47,36 @@ def expert_paths(losses: TaskLosses, eta: float, epochs: int) -> dict[str, list[
 
 
 def joint_path(losses: TaskLosses, eta: float, alpha: float, epochs: int) -> list[Tensor]:
-    """Return the descent on Σ_t L̄_t with the matched step αη."""
+    """Return the descent on Σ_t L̄_t with the matched step αη.
+
+    Args:
+        losses: The losses of the tasks, and the weights that all runs start from.
+        eta: η.
+        alpha: α.
+        epochs: The number of steps.
+    """
     return descend(losses.joint_gradient, losses.start, alpha * eta, epochs)
 
 
 def task_arithmetic(base: Tensor, experts: Sequence[Tensor], alpha: float) -> Tensor:
-    """Return θ_TA = θ0 + α Σ_t (θ_t − θ0)."""
+    """Return θ_TA = θ0 + α Σ_t (θ_t − θ0).
+
+    Args:
+        base: θ0, as a flat vector.
+        experts: The weights θ_t, as flat vectors.
+        alpha: α.
+    """
     return base + alpha * torch.stack([expert - base for expert in experts]).sum(0)
 
 
 def mismatch(losses: TaskLosses, theta: Tensor, alpha: float) -> dict[str, Tensor]:
-    """Return r_t(θ) = α Σ_t' ∇L̄_t'(θ) − ∇L̄_t(θ) for every task: a joint step minus a step on t alone."""
+    """Return r_t(θ) = α Σ_t' ∇L̄_t'(θ) − ∇L̄_t(θ) for every task: a joint step minus a step on t alone.
+
+    Args:
+        losses: The losses of the tasks.
+        theta: Weights, as a flat vector.
+        alpha: α.
+    """
     gradients = {task: losses.gradient(task, theta) for task in losses.tasks}
     joint = alpha * torch.stack(list(gradients.values())).sum(0)
     return {task: joint - gradient for task, gradient in gradients.items()}
@@ -58,6 +90,12 @@ def curvature_term(
     `expansion` evaluates the Hessian at θ_e = θ_MT⁽ᵉ⁺¹⁾, as the Taylor expansion does: the gradients compared there are
     those of step e + 1. `printed` evaluates it at θ_MT⁽ᵉ⁾ as in the thesis. The two differ by O(η), so either leaves an
     O(η³) remainder. Zero for k = 1. Needs one Hessian-vector product per task and epoch.
+
+    Args:
+        losses: The losses of the tasks.
+        joint: The joint path, from its start.
+        alpha: α.
+        hessian_at: Where the Hessian is evaluated.
     """
     one_of("hessian_at", hessian_at, HessianAt)
     total = torch.zeros_like(joint[0])
@@ -95,7 +133,15 @@ class Gap(Result):
 
 
 def gap(losses: TaskLosses, *, eta: float, alpha: float, epochs: int, hessian_at: HessianAt = "expansion") -> Gap:
-    """Run the experts and the joint model, and compare their gap with the second-order term."""
+    """Run the experts and the joint model, and compare their gap with the second-order term.
+
+    Args:
+        losses: The losses of the tasks, and the weights that all runs start from.
+        eta: η, the step size of the experts.
+        alpha: α, the scale of the task vectors.
+        epochs: k, the number of steps.
+        hessian_at: Where C evaluates the Hessian: see `curvature_term`.
+    """
     one_of("hessian_at", hessian_at, HessianAt)
     if epochs < 1:
         raise InputError(f"epochs must be at least 1, got {epochs}")
@@ -138,7 +184,15 @@ def observed_order(
     epochs: int,
     hessian_at: HessianAt = "expansion",
 ) -> Order:
-    """Measure the orders at the given step sizes (at least two, all positive), for more than one epoch."""
+    """Measure the orders at the given step sizes (at least two, all positive), for more than one epoch.
+
+    Args:
+        losses: The losses of the tasks, and the weights that all runs start from.
+        etas: The step sizes.
+        alpha: α, the scale of the task vectors.
+        epochs: k, the number of steps.
+        hessian_at: Where C evaluates the Hessian: see `curvature_term`.
+    """
     if len(set(etas)) < 2 or min(etas) <= 0:
         raise InputError(f"an order needs two or more different positive step sizes, got {list(etas)}")
     if epochs < 2:
