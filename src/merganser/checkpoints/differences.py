@@ -54,10 +54,7 @@ class Vector(Checkpoint):
         return self._specs[name]
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        spec = self.spec(name)
-        if not spec.shape:
-            return self.compute(name, None)
-        return in_blocks(spec, rows, lambda part: self.compute(name, part))
+        return in_blocks(self.spec(name), rows, lambda part: self.compute(name, part))
 
     @abstractmethod
     def compute(self, name: str, rows: Rows | None) -> Tensor:
@@ -196,7 +193,7 @@ class Masked(Vector):
         digest = hashlib.sha256(super().fingerprint().encode())
         if self.by is self.vector:
             for name, spec in self._specs.items():
-                for rows in row_blocks(spec) if spec.shape else [None]:
+                for rows in row_blocks(spec):
                     digest.update(self.compute(name, rows).numpy().tobytes())
         return digest.hexdigest()
 
@@ -269,7 +266,7 @@ class _Scores:
 
     def __init__(self, vector: Vector, name: str, spec: TensorSpec) -> None:
         self._vector, self._name = vector, name
-        self._rows: list[Rows | None] = list(row_blocks(spec)) if spec.shape else [None]
+        self._rows = list(row_blocks(spec))
 
     def map(self, function: Callable[[Tensor], T], only: int | None = None, stride: int = 1) -> list[T]:
         rows = [self._rows[index] for index in chosen(len(self._rows), only, stride)]
@@ -281,27 +278,31 @@ def wide(spec: TensorSpec) -> TensorSpec:
     return TensorSpec(spec.shape, torch.float64 if spec.dtype == torch.float64 else torch.float32)
 
 
-def row_blocks(spec: TensorSpec, rows: Rows | None = None) -> Iterator[Rows]:
-    """Yield rows `[start, stop)` in blocks that stay in cache."""
+def row_blocks(spec: TensorSpec, rows: Rows | None = None, entries: int = _BLOCK) -> Iterator[Rows | None]:
+    """Yield rows in blocks of about so many entries, which stay in cache; None, for all, if a tensor has no rows."""
+    if not spec.shape:
+        yield None
+        return
     first, last = rows or (0, spec.shape[0])
-    step = max(1, _BLOCK // max(1, math.prod(spec.shape[1:])))
+    step = max(1, entries // max(1, math.prod(spec.shape[1:])))
     for start in range(first, last, step):
         yield start, min(start + step, last)
 
 
-def in_blocks(spec: TensorSpec, rows: Rows | None, compute: Callable[[Rows], Tensor]) -> Tensor:
-    """Apply `compute` to blocks of rows and join them, so that intermediate results stay in cache."""
-    first, last = rows or (0, spec.shape[0])
-    blocks = list(row_blocks(spec, (first, last)))
+def in_blocks(spec: TensorSpec, rows: Rows | None, compute: Callable[[Rows | None], Tensor]) -> Tensor:
+    """Apply `compute` to blocks of rows, which stay in cache, and join the results. A single number is one block."""
+    blocks = list(row_blocks(spec, rows))
     if len(blocks) == 1:
         return compute(blocks[0])
     whole: Tensor | None = None
-    for start, stop in blocks:
-        part = compute((start, stop))
+    shape, done = _shape(spec, rows), 0
+    for block in blocks:
+        part = compute(block)
         if whole is None:
-            whole = torch.empty((last - first, *spec.shape[1:]), dtype=part.dtype, device="cpu")
-        whole[start - first : stop - first] = part
-    return torch.empty(_shape(spec, (first, last)), dtype=spec.dtype, device="cpu") if whole is None else whole
+            whole = torch.empty(shape, dtype=part.dtype, device="cpu")
+        whole[done : done + len(part)] = part
+        done += len(part)
+    return torch.empty(shape, dtype=spec.dtype, device="cpu") if whole is None else whole
 
 
 def _shape(spec: TensorSpec, rows: Rows | None) -> tuple[int, ...]:

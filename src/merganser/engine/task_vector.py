@@ -15,7 +15,7 @@ from typing import Union, overload
 import torch
 from torch import Tensor
 
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
+from merganser.checkpoints.base import Checkpoint, Rows, View
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.differences import (
     Combination,
@@ -38,7 +38,7 @@ from merganser.errors import CheckpointError, InputError, did_you_mean
 Mask = Union["TaskVector", Callable[[str, Tensor], Tensor]]
 
 
-class TaskVector(Checkpoint):
+class TaskVector(View):
     """The difference τ = θ − θ_0 of two checkpoints, and linear combinations of such differences.
 
     A task vector is lazy: tensors are computed when they are read, in blocks, so that checkpoints may be larger than
@@ -60,7 +60,7 @@ class TaskVector(Checkpoint):
     """
 
     def __init__(self, finetuned: Reference, base: Reference, *, exclude: Sequence[str] = ()) -> None:
-        self._bind(Difference(open_checkpoint(finetuned), open_checkpoint(base), exclude))
+        self._hold(Difference(open_checkpoint(finetuned), open_checkpoint(base), exclude))
 
     @classmethod
     def load(cls, reference: Reference, *, exclude: Sequence[str] = ()) -> TaskVector:
@@ -70,33 +70,18 @@ class TaskVector(Checkpoint):
     @classmethod
     def _of(cls, vector: Vector) -> TaskVector:
         made = cls.__new__(cls)
-        made._bind(vector)
+        made._hold(vector)
         return made
 
-    def _bind(self, vector: Vector) -> None:
+    def _hold(self, vector: Vector) -> None:
+        super().__init__(vector, vector.label)
         self.vector = vector
-        self.label = vector.label
-
-    def names(self) -> Sequence[str]:
-        return self.vector.names()
-
-    def spec(self, name: str) -> TensorSpec:
-        return self.vector.spec(name)
-
-    def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        return self.vector.read(name, rows)
 
     def fingerprint(self) -> str:
         return self.vector.fingerprint()
 
-    def files(self) -> Sequence[Path]:
-        return self.vector.files()
-
     def lineage(self) -> Lineage:
         return self.vector.lineage()
-
-    def prefetch(self, name: str, rows: Rows | None = None) -> None:
-        self.vector.prefetch(name, rows)
 
     def __repr__(self) -> str:
         return f"TaskVector({self.label})"
@@ -241,10 +226,7 @@ class Applied(View):
         stored = self.source.aliases().get(name, name)
         if stored not in self._moved:
             return self.source.read(stored, rows)
-        spec = self.source.spec(stored)
-        if not spec.shape:
-            return self._compute(stored, None)
-        return in_blocks(wide(spec), rows, lambda part: self._compute(stored, part))
+        return in_blocks(wide(self.source.spec(stored)), rows, lambda part: self._compute(stored, part))
 
     def _compute(self, stored: str, rows: Rows | None) -> Tensor:
         moved = self.vector.compute(self._moved[stored], rows)

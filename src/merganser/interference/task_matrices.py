@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
+from merganser.checkpoints.differences import row_blocks
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import CheckpointError, InputError
@@ -91,11 +92,8 @@ class WholeTaskMatrices(TaskMatrices):
 
     def inner_products(self, name: str) -> Tensor:
         spec = self.base.spec(name)
-        height = spec.shape[0] if spec.shape else 1
-        step = max(1, _ELEMENTS * height // max(1, spec.numel * len(self._experts)))
         total = torch.zeros(len(self._experts), len(self._experts), dtype=torch.float64)
-        for start in range(0, height, step):
-            rows = (start, min(start + step, height)) if spec.shape else None
+        for rows in row_blocks(spec, entries=_ELEMENTS // len(self._experts)):
             ours = self.base.read(name, rows)
             read = [expert.read(name, rows) for expert in self._experts]
             # Far cheaper than finding zeros among differences.

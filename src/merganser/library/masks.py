@@ -236,10 +236,7 @@ class MaskedExpert(View):
             return self.bits.read(name + FULL, rows)
         if name not in self.shared:
             return self.source.read(name, rows)
-        spec = wide(self.source.spec(name))
-        if not spec.shape:
-            return self._compute(name, None)
-        return in_blocks(spec, rows, lambda part: self._compute(name, part))
+        return in_blocks(wide(self.source.spec(name)), rows, lambda part: self._compute(name, part))
 
     def mask(self, name: str, rows: Rows | None = None) -> Tensor:
         """Return m of one tensor, or of its rows, as booleans."""
