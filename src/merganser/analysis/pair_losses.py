@@ -17,7 +17,7 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError
 from merganser.modules.functional import combine
 from merganser.plain import Result
-from merganser.tuning.held_out import Data, Heads, Models, label, match, require_module
+from merganser.tuning.held_out import Data, Heads, Models, label, match, match_heads, require_module
 from merganser.tuning.pseudo_labels import pseudo_label
 from merganser.tuning.validation import Validation
 
@@ -91,7 +91,7 @@ def pair_losses(models: Models, base: Reference, data: Data, *, heads: Heads | N
     module = require_module(base, "base")
     answers = pseudo_label(models, base, data, heads=heads)
     batches = match(answers, models, "data")
-    agreement = Validation(module, batches, None if heads is None else match(heads, models, "heads"))
+    agreement = Validation(module, batches, match_heads(heads, models))
     samples = {name: range(count) for name, count in agreement.counts().items()}
     states = {name: open_checkpoint(model).state_dict() for name, model in named.items()}
     pairs = []

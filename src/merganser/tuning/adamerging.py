@@ -15,7 +15,7 @@ from merganser.modules.batches import Inputs
 from merganser.modules.functional import Head, Weights, check_state, check_weights, evaluation_copy
 from merganser.plain import Result
 from merganser.tuning.entropy import minimise_entropy
-from merganser.tuning.held_out import Data, Heads, Models, label, match, match_data, require_module
+from merganser.tuning.held_out import Data, Heads, Models, label, match_data, match_heads, require_module
 from merganser.tuning.parts import tsv_parts
 
 PARTS: Mapping[str, Callable[[Mapping[str, Weights]], Mapping[str, Weights]]] = {
@@ -102,7 +102,7 @@ def adamerge(
         weights,
         vectors,
         match_data(data, models),
-        heads=None if heads is None else match(heads, models, "heads"),
+        heads=match_heads(heads, models),
         wise=wise,
         init=init,
         learning_rate=learning_rate,

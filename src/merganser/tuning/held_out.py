@@ -47,6 +47,11 @@ def match_data(data: Data, models: Models) -> dict[str, Any]:
     return {key: reusable(batches, f"data of {key}") for key, batches in match(data, models, "data").items()}
 
 
+def match_heads(heads: Heads | None, models: Models) -> dict[str, Any] | None:
+    """Return the head of each model by label, if there are heads."""
+    return None if heads is None else match(heads, models, "heads")
+
+
 def require_module(model: object, where: str) -> nn.Module:
     """Return `model` if it is a module, through which data can be passed."""
     if not isinstance(model, nn.Module):
@@ -69,5 +74,5 @@ def held_out_score(
     return Validation(
         require_module(module, "base"),
         match_data(data, models),
-        None if heads is None else match(heads, models, "heads"),
+        match_heads(heads, models),
     )

@@ -11,7 +11,7 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError
 from merganser.modules.batches import Batch, without_targets
 from merganser.modules.functional import call, check_weights, evaluation_copy
-from merganser.tuning.held_out import Data, Heads, Models, label, match, match_data, require_module
+from merganser.tuning.held_out import Data, Heads, Models, label, match_data, match_heads, require_module
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def pseudo_label(models: Models, base: Reference, data: Data, *, heads: Heads | 
     """
     module = evaluation_copy(require_module(base, "base"))
     batches = match_data(data, models)
-    own = None if heads is None else match(heads, models, "heads")
+    own = match_heads(heads, models)
     found: dict[str, list[Batch]] = {}
     for name, model in label(models).items():
         weights = open_checkpoint(model).state_dict()

@@ -14,7 +14,7 @@ from merganser.methods.matrices import rank_kept
 from merganser.modules.functional import Weights, evaluation_copy
 from merganser.recipes.running import merge
 from merganser.tuning.entropy import Descent, minimise_entropy
-from merganser.tuning.held_out import Data, Heads, Models, label, match, match_data, require_module
+from merganser.tuning.held_out import Data, Heads, Models, label, match_data, match_heads, require_module
 from merganser.tuning.statistics import Statistics
 
 #: Initial score of a component, above or below the decision threshold of zero: some hundred steps away from it.
@@ -96,7 +96,7 @@ def adarank(
         merged,
         learned,
         match_data(data, models),
-        heads=None if heads is None else match(heads, models, "heads"),
+        heads=match_heads(heads, models),
         learning_rate=learning_rate,
         steps=steps,
     )
