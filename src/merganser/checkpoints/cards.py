@@ -29,7 +29,7 @@ class Lineage:
 
 def render_card(
     lineage: Lineage,
-    recipe: str | Mapping[str, Any] = "",
+    recipe: str = "",
     fingerprint: str = "",
     licence: str | None = None,
     library: str = "transformers",
@@ -38,7 +38,7 @@ def render_card(
 
     Args:
         lineage: The origin of its weights.
-        recipe: Its recipe; a document becomes YAML.
+        recipe: Its recipe, as text.
         fingerprint: The fingerprint of recipe and sources.
         licence: The licence of the output, if it is known.
         library: The library that loads it, as the hub names it.
@@ -59,7 +59,7 @@ def render_card(
         lines += [f"Base: {_code(lineage.base)}", ""]
     if lineage.models:
         lines += ["Models:", "", *(f"- {_code(label)}" for label in lineage.models), ""]
-    if text := recipe_text(recipe).strip():
+    if text := recipe.strip():
         fence = "`" * max(3, 1 + _longest_run(text))
         lines += ["Recipe:", "", f"{fence}yaml", text, fence, ""]
     if fingerprint:

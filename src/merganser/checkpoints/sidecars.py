@@ -154,9 +154,10 @@ def prepare_sidecars(sidecars: Sidecars, sources: Sequence[Checkpoint]) -> Calla
     origin = sources[sidecars.tokenizer.model].directory
     licence = common_licence(sources)
     library = _library(template)
-    made = {"README.md": render_card(sidecars.lineage, sidecars.recipe, sidecars.fingerprint, licence, library)}
+    recipe = recipe_text(sidecars.recipe)
+    made = {"README.md": render_card(sidecars.lineage, recipe, sidecars.fingerprint, licence, library)}
     if sidecars.recipe:
-        made[RECIPE_FILE] = recipe_text(sidecars.recipe)
+        made[RECIPE_FILE] = recipe
     copied: dict[str, Path] = {}
     if template is not None:
         copied |= _to_copy(template, _PIPELINE_FILES if is_pipeline(template) else _MODEL_FILES)
