@@ -80,13 +80,12 @@ def command(
     """
     from merganser.engine.directories import paths_in
     from merganser.engine.publishing import check_out
-    from merganser.errors import InputError, did_you_mean, one_of
+    from merganser.errors import InputError, one_of
 
     named = name_checkpoints(checkpoints)
     if len(named) < 2:
         raise InputError("align needs at least two checkpoints")
-    if matching not in MATCHINGS:
-        raise InputError(f"--matching {matching}: unknown{did_you_mean(matching, MATCHINGS)}")
+    one_of("--matching", matching, MATCHINGS)
     one_of("--kind", kind, ("permutation", "orthogonal"))
     if batches is not None and model is None:
         raise InputError("--batches needs --model, the network that the batches are for")

@@ -94,7 +94,9 @@ def command(
     with ProgressReporter("transporting", "steps") as reporter:
         steps = 2 + (len(scales or ALPHAS) if judge else 0)
         reporter.step("deriving the symmetry", steps)
-        symmetry, tested = _derive(models[2], matching, model, shape, kind, outputs, allow_unused)
+        symmetry, tested = _derive(
+            models[2], matching, model, shape, kind=kind, outputs=outputs, allow_unused=allow_unused
+        )
         reporter.step("matching", steps)
 
         def scored(weights: Mapping[str, Tensor]) -> float:
@@ -118,13 +120,7 @@ def _check(models: list[Checkpoint]) -> None:
 
 
 def _derive(
-    new: Checkpoint,
-    matching: str,
-    model: str | None,
-    shape: str | None,
-    kind: Any,
-    outputs: list[str] | None,
-    allow_unused: bool,
+    new: Checkpoint, matching: str, model: str | None, shape: str | None, **options: Any
 ) -> tuple[Symmetry, bool]:
     """Return the symmetry of the architecture, empty if nothing is matched, and whether it was self-tested."""
     from merganser.align.symmetries import Factor, Symmetry, product
@@ -133,8 +129,7 @@ def _derive(
         axes = {name: tuple(product(Factor(None, n)) for n in new.spec(name).shape) for name in new}
         return Symmetry({}, axes, aliases=dict(new.aliases())), True
     if model is not None:
-        return derive_symmetry(model, shape, kind=kind, outputs=outputs, allow_unused=allow_unused), True
-    options = {"kind": kind, "outputs": outputs, "allow_unused": allow_unused}
+        return derive_symmetry(model, shape, **options), True
     return derive_from_config(new, "do not match the bases (--matching none)", **options)
 
 
