@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from merganser.analysis.inner_products import finite_products
 from merganser.errors import InputError
 from merganser.modules.batches import Batch, labelled, reusable, several
 from merganser.modules.functional import (
+    LossFunction,
     Prepare,
     Weights,
     check_state,
@@ -26,9 +26,6 @@ from merganser.modules.functional import (
 )
 from merganser.notebooks import Shown
 from merganser.plain import Result
-
-LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""`loss(outputs, targets)`: the mean over the samples of a batch."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from merganser.modules.batches import Batch, Inputs, fitting, forward
 Weights: TypeAlias = Mapping[str, Tensor]
 Head: TypeAlias = Callable[[Tensor], Tensor]
 """From a module's output to the logits of a task."""
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""`loss(outputs, targets)`: the mean over the samples of a batch."""
 Prepare: TypeAlias = Callable[[nn.Module], nn.Module]
 """Prepares a merged model for evaluation (REPAIR, or recomputed BatchNorm statistics); returns it or a copy."""
 

@@ -12,10 +12,8 @@ from torch.func import grad, jvp, vjp
 
 from merganser.errors import InputError, did_you_mean, one_of
 from merganser.modules.batches import Batch, labelled, several
-from merganser.modules.functional import FlatWeights, call, evaluation_copy, plain_attention
+from merganser.modules.functional import FlatWeights, LossFunction, call, evaluation_copy, plain_attention
 
-LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""`loss(outputs, targets)`: the mean over the samples of a batch."""
 HvpMode: TypeAlias = Literal["forward_over_reverse", "reverse_over_reverse"]
 """Forward-over-reverse needs less memory, but some torch operations (such as batch normalisation) lack it."""
 
