@@ -1,7 +1,8 @@
 """Leading singular triplets of large matrices in float32, with a measured error and a float64 fallback.
 
 If only the top k of n components are wanted, the Gram matrix of float32 weights and its eigenvectors need only float32:
-half the bytes, twice the speed. k + p eigenvectors are computed, and a Rayleigh–Ritz step in float64 corrects the
+half the bytes, twice the speed. k + p eigenvectors are computed, for small k by products with the Gram matrix
+(`merganser.kernels.lanczos`), and a Rayleigh–Ritz step in float64 corrects the
 mixing among them. The mixing with the remaining ones is measured: with r_i = Aᵀu_i − σ_i v_i, the error of the
 truncated matrix is
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from merganser.kernels import spectra
+from merganser.kernels import lanczos, spectra
 from merganser.kernels.spectra import Factors
 from merganser.lazy import torch
 
@@ -56,7 +57,7 @@ def leading_svd(matrix: Tensor, k: int) -> Factors:
     if matrix.shape[0] < matrix.shape[1]:
         return leading_svd(matrix.T, k).T
     width = k + max(16, k // 4)
-    if not _is_large(matrix) or 2 * width >= matrix.shape[1] or (found := _leading(matrix, width + 1)) is None:
+    if not _is_large(matrix) or 2 * width >= matrix.shape[1] or (found := _leading(matrix, width + 1, k)) is None:
         return spectra.top_svd(matrix, k)
     values, basis = found[0], found[1][:, :width]
     for _ in range(1 + STEPS):
@@ -103,11 +104,17 @@ def _is_large(matrix: Tensor) -> bool:
     return _RANGE[0] < float(matrix.norm()) < _RANGE[1]
 
 
-def _leading(matrix: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
-    """Return k singular values and right singular vectors, or None if float32 cannot resolve the last."""
+def _leading(matrix: Tensor, width: int, k: int) -> tuple[Tensor, Tensor] | None:
+    """Return singular values and right singular vectors, so many that the first k can be corrected, or None if
+    float32 cannot resolve the last.
+    """
     from merganser.kernels.lapack import leading_eigenpairs
 
-    squares, basis = leading_eigenpairs(spectra.gram(matrix, dtype=torch.float32), k, overwrite=True)
+    gram = spectra.gram(matrix, dtype=torch.float32)
+    found = None
+    if k <= lanczos.SHARE * matrix.shape[1]:
+        found = lanczos.leading_eigenpairs(spectra.mirror(gram), width, k, ERROR, RESOLVED)
+    squares, basis = found or leading_eigenpairs(gram, width, overwrite=True)
     return (squares.double().sqrt(), basis) if bool(squares[-1] > RESOLVED * squares[0]) else None
 
 
