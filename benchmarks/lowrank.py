@@ -38,6 +38,7 @@ from torch import Tensor
 from benchmarks import published
 from benchmarks.measuring import Peak, anonymous
 from benchmarks.records import record
+from merganser.engine.allocator import keep_freed_memory
 from merganser.library import Library
 from merganser.methods.base import Group
 from merganser.methods.isotropic import IsoC, IsoCTS
@@ -307,6 +308,7 @@ def main() -> None:
         print_peak(options.peak[0], options.peak[1], options.peak[2:])
         return
     torch.set_grad_enabled(False)
+    keep_freed_memory()  # as commands do
     measured = json.loads(options.json.read_text())["results"] if options.json and options.json.exists() else {}
     for part in options.only:
         found = PARTS[part](options)
