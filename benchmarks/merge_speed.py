@@ -52,8 +52,6 @@ METHODS: dict[str, dict[str, object]] = {
 #: How many models each takes besides the base, if not three, and what mergekit does not have.
 MODELS = {"slerp": 1, "nuslerp": 2, "arcee_fusion": 1}
 OURS_ALONE = {"consensus_ta", "ram"}
-#: What is not merged without torch.
-WITH_TORCH = {"arcee_fusion"}
 
 
 def shapes(parameters: float) -> dict[str, tuple[int, ...]]:
@@ -154,7 +152,7 @@ def startup(directory: Path, with_torch: bool = False) -> Run:
     save_file({"w": torch.ones(8, 8)}, path / "model.safetensors", {"format": "pt"})
     (path / "config.json").write_text("{}")
     config = directory / "start.json"
-    method = {"method": "arcee_fusion", "base": str(path)} if with_torch else {"method": "linear"}
+    method = {"method": "pcb", "base": str(path)} if with_torch else {"method": "linear"}
     config.write_text(json.dumps({**method, "models": [str(path)]}))
     return median([merge(config, directory / "out") for _ in range(3)])
 
@@ -279,8 +277,7 @@ def main() -> None:
                 command = [str(peer / "mergekit-yaml"), str(config), str(out), "--no-copy-tokenizer"]
                 sides["mergekit"] = [measure(command, out, {"HF_HUB_OFFLINE": "1"})]
         shutil.rmtree(out, ignore_errors=True)
-        begun = startup(options.workdir, with_torch=True) if method in WITH_TORCH else start
-        row = compare({name: median(runs) for name, runs in sides.items()}, begun)
+        row = compare({name: median(runs) for name, runs in sides.items()}, start)
         print(f"{method:<16}" + "".join(f"{cell:>11}" for cell in cells(row)), flush=True)
         found = {
             "start_up": start.seconds,

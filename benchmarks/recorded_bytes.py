@@ -39,7 +39,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 }
 DTYPES = (torch.float32, torch.bfloat16)
 #: Methods without a decomposition whose exponentials are rounded as the vectors of the processor do it.
-EXPONENTIALS = ("arcee_fusion", "pcb")
+EXPONENTIALS = ("pcb",)
 
 
 def make_models(directory: Path, dtype: torch.dtype) -> list[Path]:

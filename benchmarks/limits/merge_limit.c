@@ -182,19 +182,22 @@ static inline float elect(float a, float b, float c, const float *w, int mean) {
 
 typedef struct { float cut[MODELS], top[MODELS], w[MODELS], t; float *divergence; } State;
 
+/* In float64, like the method: the divergence is smaller than the rounding of float32. */
 static void divergences(const bf16 *const *in, const Tensor *tensor, float *to) {
     int64_t n = tensor->columns;
-    float *p = malloc(n * sizeof(float)), *q = malloc(n * sizeof(float));
+    double *p = malloc(n * sizeof(double)), *q = malloc(n * sizeof(double));
     for (int64_t row = 0; row < tensor->rows; row++) {
         const bf16 *a = in[1] + row * n, *b = in[0] + row * n;
-        float pm = -INFINITY, qm = -INFINITY, ps = 0, qs = 0, sum = 0;
+        float pm = -INFINITY, qm = -INFINITY;
+        double ps = 0, qs = 0, sum = 0;
         for (int64_t i = 0; i < n; i++) { pm = fmaxf(pm, widen(a[i])); qm = fmaxf(qm, widen(b[i])); }
-        for (int64_t i = 0; i < n; i++) { ps += p[i] = expf(widen(a[i]) - pm); qs += q[i] = expf(widen(b[i]) - qm); }
+        for (int64_t i = 0; i < n; i++) ps += p[i] = exp((double)widen(a[i]) - pm);
+        for (int64_t i = 0; i < n; i++) qs += q[i] = exp((double)widen(b[i]) - qm);
         for (int64_t i = 0; i < n; i++) {
-            float x = p[i] / ps + 1e-8f, y = q[i] / qs + 1e-8f;
-            sum += x * logf(x / y);
+            double x = p[i] * (1 / ps) + 1e-8, y = q[i] * (1 / qs) + 1e-8;
+            sum += x * log(x / y) - x + y;
         }
-        to[row] = fmaxf(sum, 0);
+        to[row] = (float)sum;
     }
     free(p); free(q);
 }

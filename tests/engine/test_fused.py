@@ -17,6 +17,8 @@ from merganser.engine.compute import Arithmetic
 from merganser.engine.execute import execute
 from merganser.engine.modules import ModuleSink
 from merganser.kernels import selection, tiles
+from merganser.kernels.drops import drop_by_rank
+from merganser.kernels.spheres import total
 from merganser.methods.registry import parameters, registry
 
 pytestmark = pytest.mark.skipif(tiles.library() is None, reason="the compiled runner was not built (no C compiler)")
@@ -229,6 +231,14 @@ class TestRecording:
         a[5] = 2.0 * torch.finfo(torch.float16).max if dtype == torch.float16 else 3.4e38
         b[5] = a[5]
         assert not store(recorded, a, b, whole, room[start : start + len(a)], dtype), "torch says what is wrong"
+
+    def test_sums_over_tiles_of_rows_are_left_to_torch(self):
+        def surveyed(group):
+            dropped = drop_by_rank(group.models[0], group.random_bits(0), np.zeros(8, np.int32), np.ones(8, np.float32))
+            return [total(dropped)]
+
+        fields = {"name": "w", "models": 1, "base": False, "shape": (8, 8), "labels": ("a",)}
+        assert fused.record(surveyed, fields) is None
 
     def test_only_rules_that_do_not_ask_for_the_tensor_serve_others(self):
         assert not self.recorded(lambda g: g.models[0] + g.models[1]).specific

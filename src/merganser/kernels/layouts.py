@@ -12,11 +12,12 @@ from typing import NamedTuple
 Op = IntEnum(
     "Op",
     "LOAD LOAD_MINUS STORE FILL ADD SUB MUL DIV MAX MIN COPYSIGN AXPY ADDCMUL LERP ADDS MULS MAXS MINS ABS NEG SIGN "
-    "SHRINK GES SELECT BY_ROW DROP DROP_BY_RANK SUM NONZERO SCAN TAKE ADD_MUL MUL_MAXS DIV_MAXS AXPY_SIGN SIGN_ADDS",
+    "SHRINK GES SELECT BY_ROW DROP DROP_BY_RANK SUM NONZERO SCAN TAKE DIVERGENCE ADD_MUL MUL_MAXS DIV_MAXS AXPY_SIGN "
+    "SIGN_ADDS",
     start=0,
 )
 #: Steps that leave no value in a register.
-_ENDS = {"STORE", "SUM", "NONZERO", "SCAN", "TAKE"}
+_ENDS = {"STORE", "SUM", "NONZERO", "SCAN", "TAKE", "DIVERGENCE"}
 #: Steps that use random bits.
 DROPS = {Op["DROP"], Op["DROP_BY_RANK"]}
 #: Operations that do two steps at once: a step, the place of an operand, and the step that makes this operand.

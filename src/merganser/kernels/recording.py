@@ -7,6 +7,7 @@ the recording with an exception, and torch computes the rule.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
@@ -54,8 +55,7 @@ class Recording:
 
     def __init__(self) -> None:
         self.steps: list[_Step] = []
-        self.sums = self.scans = 0
-        self.takes = False
+        self.ends: Counter[str] = Counter()
         self.tile = TILE
         self.row = 1
         self._known: dict[Any, int] = {}
@@ -72,18 +72,18 @@ class Recording:
         """Return the lane of a source."""
         return Lane(self, self.note("LOAD", place=source))
 
-    def end(self, op: str, lane: Lane, read: Callable[[int, Results], Any], **fields: Any) -> Any:
-        """Record a step that produces results instead of a value."""
-        if op == "SUM":
-            number, self.sums = self.sums, self.sums + 1
-        else:
-            number, self.scans = self.scans, self.scans + 1
-        self.takes |= op == "TAKE"
-        self.note(op, lane.value, place=number, **fields)
+    def end(self, op: str, read: Callable[[int, Results], Any], *lanes: Lane, **fields: Any) -> Any:
+        """Record a step that produces results instead of a value; `read` finds them by their number."""
+        kind = op if op in ("SUM", "DIVERGENCE") else "SCAN"
+        number = self.ends[kind]
+        self.ends[kind] += 1
+        self.note(op, *(lane.value for lane in lanes), place=number, **fields)
         return Pending(lambda results: read(number, results))
 
     def program(self) -> Program:
         """Return the recorded program, without steps that lead to no result, in as few registers as possible."""
+        if self.tile != TILE and (self.ends["SUM"] or self.ends["SCAN"]):
+            raise NotRecordable("sums and scans of tiles of another length")
         laid = lay_out(tuple((step.op, step.inputs) for step in self.steps))
         draws: list[int] = []
         rows = []
@@ -100,10 +100,10 @@ class Recording:
             np.array(rows, STEP),
             registers=laid.registers,
             draws=tuple(draws),
-            sums=self.sums,
-            scans=self.scans,
-            takes=self.takes,
-            ranked=any(step.op == "DROP_BY_RANK" for step in self.steps),
+            sums=self.ends["SUM"],
+            divergences=self.ends["DIVERGENCE"],
+            scans=self.ends["SCAN"],
+            takes=any(step.op == "TAKE" for step in self.steps),
             tile=self.tile,
             row=self.row,
             tables=tuple(table for step in self.steps for table in step.tables),

@@ -29,11 +29,11 @@ Bits: TypeAlias = "npt.NDArray[Any]"
 
 #: Fewer scores than this are collected completely.
 SMALL = 1 << 20
-#: Stride of a sample, and the number of scores it takes.
-_SAMPLED = 32
+#: Stride of a sample, odd lest it sees the same columns of every row, and the number of scores it takes.
+_SAMPLED = 33
 _TAKEN = 1 << 15
 #: Maximum share of a block's scores that is collected.
-_SHARE = 1 / 16
+_SHARE = 1 / 8
 #: Bits determined by a pass of histograms, and the number of scores that may remain to be collected.
 _RADIX = 11
 _LEFT = 1 << 24
@@ -236,7 +236,7 @@ class _Search:
             if bracket.final:
                 raise NotRecordable("a scan without a bound on what it collects")
             found: _Part = score.recording.end(
-                "SCAN", score, partial(_read_part, bracket), low=bracket.low, high=bracket.high
+                "SCAN", partial(_read_part, bracket), score, low=bracket.low, high=bracket.high
             )
             return found
         bits = _bits(score)
@@ -337,7 +337,7 @@ def _read_part(bracket: _Bracket, number: int, results: Results) -> _Part:
 
 def _bits(score: Tensor) -> Bits:
     if isinstance(score, Lane):
-        taken: Bits = score.recording.end("TAKE", score, lambda number, found: found.scores(number))
+        taken: Bits = score.recording.end("TAKE", lambda number, found: found.scores(number), score)
         return taken
     wide = torch.int64 if score.dtype == torch.float64 else torch.int32
     bits: Bits = score.reshape(-1).view(wide).cpu().numpy()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from merganser.kernels.recording import Lane
 from merganser.lazy import np, torch
@@ -28,7 +28,7 @@ _RUN = 1024
 def total(values: Tensor) -> float:
     """Return the sum in float64, from runs of fixed length, so that the number of threads changes no bit."""
     if isinstance(values, Lane):
-        return values.recording.end("SUM", values, lambda number, results: results.total(number))
+        return values.recording.end("SUM", lambda number, results: results.total(number), values)
     flat = values.reshape(-1)
     whole = flat.numel() // _RUN * _RUN
     runs = sums(flat[:whole].view(-1, _RUN), 1)
@@ -38,7 +38,7 @@ def total(values: Tensor) -> float:
 def nonzero(values: Tensor) -> int:
     """Return the number of nonzero entries."""
     if isinstance(values, Lane):
-        return values.recording.end("NONZERO", values, lambda number, found: int(found.counts[number, 0]))
+        return values.recording.end("NONZERO", lambda number, found: int(found.counts[number, 0]), values)
     return int(torch.count_nonzero(values))
 
 
@@ -52,16 +52,17 @@ def sums(values: Tensor, axis: int, keepdim: bool = False) -> Tensor:
     return torch.from_numpy(np.asarray(wide.numpy().sum(axis, keepdims=keepdim)))
 
 
-def scale_rows_(values: Tensor, factors: Tensor, offset: int, length: int) -> Tensor:
+def scale_rows_(values: Tensor, factors: npt.NDArray[Any], offset: int, length: int) -> Tensor:
     """Multiply each row by its factor, in place. `offset` is the flat index of the first entry, which starts a row
     unless all entries are in one.
     """
     if isinstance(values, Lane):
         values.recording.row = length
-        return values.become(values.note("BY_ROW", tables=(factors.numpy(),)))
+        return values.become(values.note("BY_ROW", tables=(factors,)))
     if values.numel():
         first, last = offset // length, (offset + values.numel() - 1) // length
-        values.view(last + 1 - first, -1).mul_(factors[first : last + 1, None])
+        own = torch.from_numpy(factors[first : last + 1, None]).to(values.device)
+        values.view(last + 1 - first, -1).mul_(own)
     return values
 
 

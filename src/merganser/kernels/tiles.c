@@ -13,23 +13,13 @@
 #include <emmintrin.h>
 #endif
 
-#if defined(__GNUC__) && !defined(__clang__)
-#define EACH _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++)
-#else
-#define EACH _Pragma("clang loop vectorize(assume_safety)") for (int64_t i = 0; i < n; i++)
-#endif
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-#define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define FOR_EACH_PROCESSOR
-#endif
-#define INLINE static inline __attribute__((always_inline))
+#include "vectors.h"
 
 /* The last two are for results alone: rounded to the narrow type, and stored in float32. */
 enum { FLOAT32, BFLOAT16, FLOAT16, ROUNDED_BFLOAT16, ROUNDED_FLOAT16 };
 enum {
     LOAD, LOAD_MINUS, STORE, FILL, ADD, SUB, MUL, DIV, MAX, MIN, COPYSIGN, AXPY, ADDCMUL, LERP, ADDS, MULS, MAXS, MINS,
-    ABS, NEG, SIGN, SHRINK, GES, SELECT, BY_ROW, DROP, DROP_BY_RANK, SUM, NONZERO, SCAN, TAKE,
+    ABS, NEG, SIGN, SHRINK, GES, SELECT, BY_ROW, DROP, DROP_BY_RANK, SUM, NONZERO, SCAN, TAKE, DIVERGENCE,
     ADD_MUL, MUL_MAXS, DIV_MAXS, AXPY_SIGN, SIGN_ADDS /* two steps at once, each rounded as by itself */
 };
 enum { CODES = 1 << 15, RUN = 1024 };
@@ -52,6 +42,7 @@ typedef struct {
     void *out;
     int64_t dtype;
     double *sums;    /* for each sum a value a tile */
+    double *rows;    /* for each divergence a value a row */
     int64_t *counts; /* for each scan: above, on the upper end, on the lower end, kept */
     uint32_t *kept;  /* for each scan `room` scores, as bits */
     int64_t room;
@@ -64,9 +55,12 @@ typedef struct {
     int16_t *draws;
     uint16_t *codes;
     uint32_t *ranks;
+    double *softmaxes;
     int64_t pitch; /* from one register to the next: not a multiple of a page, lest they share cache lines */
     int64_t at, number, taken; /* of the tile: its first entry, its number, and the entries computed before it */
 } Scratch;
+
+void divergences(double *to, const float *model, const float *base, double *room, int64_t rows, int64_t n);
 
 INLINE uint32_t bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
 INLINE float number(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
@@ -370,24 +364,33 @@ INLINE int step(const Step *s, const Job *job, Scratch *scratch, int64_t n) {
     case DIV_MAXS: EACH y[i] = a[i] / (b[i] < x ? x : b[i]); break;
     case AXPY_SIGN: EACH y[i] = fmaf(sign(b[i]), x, a[i]); break;
     case SIGN_ADDS: EACH y[i] = sign(a[i]) + x; break;
+    case DIVERGENCE: /* of rows, of which a tile has whole ones */
+        divergences(job->rows + s->place * (job->size / job->row) + scratch->taken / job->row, a, b, scratch->softmaxes,
+                    n / job->row, job->row);
+        break;
     case TAKE: memcpy(job->kept + s->place * job->room + scratch->taken, a, (size_t)n * 4); break;
     }
     return 0;
 }
 
 /* Raised with every change of what Python and this file tell each other. */
-const int tiles_version = 3;
+const int tiles_version = 4;
 
 /* Run the steps over a block. Returns 0; 1 if an input or a result is not finite; -1 if memory is short. */
 FOR_EACH_PROCESSOR
-int run_tiles(const Step *steps, int64_t count, int64_t registers, int64_t streams, int ranked, const Job *job) {
+int run_tiles(const Step *steps, int64_t count, int64_t registers, int64_t streams, const Job *job) {
     Scratch s = {0};
+    int ranked = 0, divergent = 0;
+    for (int64_t k = 0; k < count; k++) ranked |= steps[k].op == DROP_BY_RANK, divergent |= steps[k].op == DIVERGENCE;
     s.pitch = job->tile + 48 - job->tile % 16;
     size_t tile = (size_t)job->tile + 8, held = (size_t)registers * (size_t)s.pitch * 4;
-    char *arena = malloc(64 + held + (size_t)streams * sizeof(Stream) + tile * 2 + (ranked ? CODES * 4 + tile * 6 : 0));
+    size_t softmaxes = divergent ? (size_t)job->row * 2 * sizeof(double) : 0;
+    size_t ranking = ranked ? CODES * 4 + tile * 6 : 0;
+    char *arena = malloc(64 + (size_t)streams * sizeof(Stream) + softmaxes + held + tile * 2 + ranking);
     if (!arena) return -1;
     char *p = arena + (64 - (uintptr_t)arena % 64) % 64;
     s.streams = (Stream *)p, p += (size_t)streams * sizeof(Stream);
+    s.softmaxes = (double *)p, p += softmaxes;
     s.registers = (float *)p, p += held;
     if (ranked) {
         s.ranks = (uint32_t *)p, p += CODES * 4;

@@ -21,12 +21,14 @@ Array: TypeAlias = "npt.NDArray[Any]"
 
 #: Entries of a tile, and of a run of `spheres.total`.
 TILE = 1024
+#: Entries of a tile of a sample of scores: short, so that the sample has entries of many rows.
+SAMPLED = 64
 #: The dtypes that can be read and written, by their numbers in the library.
 DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 #: The numbers of results that are rounded to a dtype and stored in float32.
 ROUNDED = {"bfloat16": 3, "float16": 4}
 #: The version of the library that this module speaks to; another was built from older sources.
-VERSION = 3
+VERSION = 4
 #: The fields of a step, as numpy has them.
 STEP = [
     *((name, "<i4") for name in ("op", "to", "a", "b", "c")),
@@ -44,6 +46,7 @@ class _TileJob(ctypes.Structure):
         ("out", ctypes.c_void_p),
         ("dtype", ctypes.c_int64),
         ("sums", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
         ("counts", ctypes.c_void_p),
         ("kept", ctypes.c_void_p),
         ("room", ctypes.c_int64),
@@ -57,7 +60,7 @@ def library() -> Any:
     if loaded is None:
         return None
     run = loaded.run_tiles
-    run.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_int, ctypes.c_void_p]
+    run.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p]
     run.restype = ctypes.c_int
     return run
 
@@ -66,17 +69,17 @@ def library() -> Any:
 class Program:
     """A recorded rule, ready to run.
 
-    `steps` is an array of `STEP`; `draws` are the models whose random bits it uses, `sums` and `scans` the number of
-    results of each kind. `tables` keeps the arrays that steps point to alive.
+    `steps` is an array of `STEP`; `draws` are the models whose random bits it uses, `sums`, `divergences` and `scans`
+    the number of results of each kind. `tables` keeps the arrays that steps point to alive.
     """
 
     steps: Array
     registers: int
     draws: tuple[int, ...]
     sums: int
+    divergences: int
     scans: int
     takes: bool
-    ranked: bool
     tile: int
     row: int
     tables: tuple[Array, ...]
@@ -90,11 +93,12 @@ class Program:
 @dataclass(frozen=True)
 class Results:
     """The results of a program on the `size` entries of a block that it processed: for each sum a value per tile,
-    for each scan four counts and the kept scores.
+    for each divergence a value per row, for each scan four counts and the kept scores.
     """
 
     size: int
     sums: Array
+    rows: Array
     counts: Array
     kept: Array
 
@@ -133,27 +137,28 @@ def run(
     Returns:
         The results; None if an input or a result is not finite, so that torch must compute it.
     """
-    tiles = -(-size // TILE)
+    tile = SAMPLED if program.takes and stride > 1 else program.tile
+    tiles = -(-size // tile)
     taken = -(-tiles // stride)
-    last = (taken - 1) * stride * TILE
-    seen = (taken - 1) * TILE + min(TILE, size - last)
+    last = (taken - 1) * stride * tile
+    seen = (taken - 1) * tile + min(tile, size - last)
     sums = np.empty((program.sums, tiles))
+    rows = np.empty((program.divergences, size // program.row))
     counts = np.zeros((program.scans, 4), np.int64)
-    room = 0 if not program.scans else taken * TILE if program.takes else size // 8
+    room = 0 if not program.scans else taken * tile if program.takes else size // 8
     kept = np.empty((program.scans, room), np.uint32)
     job = _TileJob(
-        sources.ctypes.data, seeds.ctypes.data, offset, size, program.tile, stride, program.row,
+        sources.ctypes.data, seeds.ctypes.data, offset, size, tile, stride, program.row,
         out, dtype,
-        *(array.ctypes.data if array.size else None for array in (sums, counts, kept)), room,
+        *(array.ctypes.data if array.size else None for array in (sums, rows, counts, kept)), room,
     )  # fmt: skip
     state = library()(
         program.address,
         len(program.steps),
         program.registers,
         len(program.draws),
-        program.ranked,
         ctypes.addressof(job),
     )
     if state < 0:
         raise MemoryError("no memory for a few tiles")
-    return None if state else Results(seen, sums[:, :taken], counts, kept)
+    return None if state else Results(seen, sums[:, :taken], rows[:, : seen // program.row], counts, kept)

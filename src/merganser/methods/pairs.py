@@ -6,18 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from merganser.kernels.divergence import Array, divergences
 from merganser.kernels.selection import largest
 from merganser.kernels.spheres import scale_rows_
-from merganser.lazy import torch
+from merganser.lazy import np, torch
 from merganser.methods.base import Blocks, Group, Method, State
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-#: Entries of the rows whose divergence is computed at a time.
-_CACHED = 1 << 18
 
 
 @register
@@ -62,8 +60,9 @@ class ArceeFusion(Method):
         divergence = self._divergences(blocks)
         ranks = [numel - int(share * (numel - 1)) for share in (0.25, 0.5, 0.75)]
         (cutoffs,) = largest(blocks, lambda group: [_importance(group, divergence)], [ranks], numel)
-        first, median, third = (divergence.new_tensor(cutoff.value) for cutoff in cutoffs)
-        return float(median + 1.5 * (third - first)), divergence
+        kind = divergence.dtype.type
+        first, median, third = (kind(cutoff.value) for cutoff in cutoffs)
+        return float(median + kind(1.5) * (third - first)), divergence
 
     def merge(self, group: Group, state: State = None) -> Tensor:
         bound, divergence = state
@@ -72,28 +71,19 @@ class ArceeFusion(Method):
             return group.anchor
         return delta.mul_(_importance(group, divergence) >= bound).add_(group.anchor)
 
-    def _divergences(self, blocks: Blocks) -> Tensor:
-        if len(blocks.shape) > 1:
-            return torch.cat(blocks.map(lambda group: _divergence(group.models[0], group.anchor)))
+    def _divergences(self, blocks: Blocks) -> Array:
+        length = _length(blocks.shape)
+        if len(blocks.shape) > 1 or len(blocks) == 1:
+            return np.concatenate(blocks.map(lambda group: divergences(group.models[0], group.anchor, length)))
         parts = blocks.map(lambda group: (group.models[0].reshape(-1), group.anchor.reshape(-1)))
         model, base = (torch.cat(side) for side in zip(*parts, strict=True))
-        return _divergence(model, base)
+        return divergences(model, base, length)
 
 
-def _importance(group: Group, divergence: Tensor) -> Tensor:
+def _importance(group: Group, divergence: Array) -> Tensor:
     (delta,) = group.deltas()
-    return scale_rows_(delta.abs_(), divergence, group.offset, group.shape[-1] if group.shape else 1)
+    return scale_rows_(delta.abs_(), divergence, group.offset, _length(group.shape))
 
 
-def _divergence(model: Tensor, base: Tensor) -> Tensor:
-    """Return KL along the last axis, a few rows at a time, which stay in the cache, in float64: the divergence of
-    usual fine-tunes is smaller than the rounding of a softmax in float32. Rounding can make it negative where the two
-    are equal.
-    """
-    rows = max(1, _CACHED // max(1, model.shape[-1]))
-    pairs = zip(*(torch.split(side.reshape(-1, side.shape[-1]), rows) for side in (model, base)), strict=True)
-    parts = []
-    for m, b in pairs:
-        p, q = (torch.softmax(side, dim=-1, dtype=torch.float64).add_(1e-8) for side in (m, b))
-        parts.append(torch.div(p, q, out=q).log_().mul_(p).sum(dim=-1))
-    return torch.cat(parts).clamp_(min=0).to(model.dtype)
+def _length(shape: tuple[int, ...]) -> int:
+    return shape[-1] if shape else 1
