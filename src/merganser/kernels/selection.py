@@ -214,7 +214,9 @@ class _Search:
             share = k / self.numel
             middle = pool[-max(1, round(share * pool.size))]
             shares = [np.count_nonzero(part >= middle) / max(1, part.size) for part in parts]
-            scatter = math.sqrt(share * (1 - share) / pool.size) + float(np.std(shares)) / math.sqrt(len(drawn))
+            scatter = math.hypot(
+                math.sqrt(share * (1 - share) / pool.size), float(np.std(shares)) / math.sqrt(len(drawn))
+            )
             width = math.ceil((4 * scatter) * pool.size) + 2
             place = pool.size - round(share * pool.size)
             low = int(pool[place - width]) if place >= width else 0

@@ -20,7 +20,8 @@ enum { FLOAT32, BFLOAT16, FLOAT16, ROUNDED_BFLOAT16, ROUNDED_FLOAT16 };
 enum {
     LOAD, LOAD_MINUS, STORE, FILL, ADD, SUB, MUL, DIV, MAX, MIN, COPYSIGN, AXPY, ADDCMUL, LERP, ADDS, MULS, MAXS, MINS,
     ABS, NEG, SIGN, SHRINK, GES, SELECT, BY_ROW, DROP, DROP_BY_RANK, SUM, NONZERO, SCAN, TAKE, DIVERGENCE,
-    ADD_MUL, MUL_MAXS, DIV_MAXS, AXPY_SIGN, SIGN_ADDS /* two steps at once, each rounded as by itself */
+    ADD_MUL, MUL_MAXS, DIV_MAXS, AXPY_SIGN, SIGN_ADDS, SIGN_SHRINK, ADDCMUL_SUB, SUM_MUL, SCAN_ABS
+    /* the last ones are two steps at once, each rounded as by itself */
 };
 enum { CODES = 1 << 15, RUN = 1024 };
 
@@ -162,44 +163,48 @@ INLINE int store_rounded(float *to, float *x, int64_t dtype, int64_t at, int64_t
     return largest >= limit;
 }
 
-/* The sum in float64, in numpy's order: eight interleaved sums over runs of up to 128, halves of what is longer. */
+/* The sum of x, or of the products x y, in float64 and numpy's order: eight interleaved sums over runs of up to 128,
+ * halves of what is longer. */
 
-typedef double Four __attribute__((vector_size(32)));
-typedef float FourFloats __attribute__((vector_size(16)));
+typedef double Eight __attribute__((vector_size(64)));
+typedef float EightFloats __attribute__((vector_size(32)));
 
-INLINE Four widen(const float *x) { FourFloats v; memcpy(&v, x, 16); return __builtin_convertvector(v, Four); }
+INLINE Eight widen(const float *x, const float *y) {
+    EightFloats v, w;
+    memcpy(&v, x, 32);
+    if (y) memcpy(&w, y, 32), v *= w;
+    return __builtin_convertvector(v, Eight);
+}
 
-INLINE double leaf(const float *x, int64_t n) {
-    if (n < 8) {
-        double sum = -0.0;
-        for (int64_t i = 0; i < n; i++) sum += x[i];
-        return sum;
+INLINE double across(Eight s) { return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7])); }
+
+INLINE double leaf(const float *x, const float *y, int64_t n) {
+    double sum = -0.0;
+    int64_t i = 0;
+    if (n >= 8) {
+        Eight sums = widen(x, y);
+        for (i = 8; i + 8 <= n; i += 8) sums += widen(x + i, y ? y + i : y);
+        sum = across(sums);
     }
-    Four a = widen(x), b = widen(x + 4);
-    int64_t i = 8;
-    for (; i + 8 <= n; i += 8) a += widen(x + i), b += widen(x + i + 4);
-    double sum = ((a[0] + a[1]) + (a[2] + a[3])) + ((b[0] + b[1]) + (b[2] + b[3]));
-    for (; i < n; i++) sum += x[i];
+    for (; i < n; i++) sum += y ? x[i] * y[i] : x[i];
     return sum;
 }
 
-static double pairwise(const float *x, int64_t n) {
-    if (n <= 128) return leaf(x, n);
+static double pairwise(const float *x, const float *y, int64_t n) {
+    if (n <= 128) return leaf(x, y, n);
     int64_t half = n / 2 - n / 2 % 8;
-    return pairwise(x, half) + pairwise(x + half, n - half);
+    return pairwise(x, y, half) + pairwise(x + half, y ? y + half : y, n - half);
 }
 
 /* A whole run: its eight leaves side by side, since one addition waits for the one before. */
-INLINE double sum_run(const float *x) {
+INLINE double sum_run(const float *x, const float *y) {
     double sums[8];
     for (int part = 0; part < 8; part += 4) {
-        const float *p = x + part * 128;
-        Four a[4], b[4];
-        for (int k = 0; k < 4; k++) a[k] = widen(p + k * 128), b[k] = widen(p + k * 128 + 4);
+        Eight a[4];
+        for (int k = 0; k < 4; k++) a[k] = widen(x + (part + k) * 128, y ? y + (part + k) * 128 : y);
         for (int i = 8; i < 128; i += 8)
-            for (int k = 0; k < 4; k++) a[k] += widen(p + k * 128 + i), b[k] += widen(p + k * 128 + i + 4);
-        for (int k = 0; k < 4; k++)
-            sums[part + k] = ((a[k][0] + a[k][1]) + (a[k][2] + a[k][3])) + ((b[k][0] + b[k][1]) + (b[k][2] + b[k][3]));
+            for (int k = 0; k < 4; k++) a[k] += widen(x + (part + k) * 128 + i, y ? y + (part + k) * 128 + i : y);
+        for (int k = 0; k < 4; k++) sums[part + k] = across(a[k]);
     }
     return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
@@ -265,13 +270,13 @@ INLINE void drop_by_rank(float *to, const float *x, const int16_t *draws, const 
 }
 
 /* What lies above a bracket of scores, on its ends, and inside, where scores are kept as long as there is room. */
-INLINE void scan(const float *x, const Step *s, int64_t *counts, uint32_t *kept, int64_t room, int64_t n) {
+INLINE void scan(const float *x, const Step *s, uint32_t mask, int64_t *counts, uint32_t *kept, int64_t room, int64_t n) {
     int32_t low = s->low, high = s->high, above = 0, highs = 0, lows = 0;
     uint32_t width = (uint32_t)(high - low) - 1;
     uint8_t hits[RUN + 8];
     memset(hits + n, 0, 8);
     EACH {
-        int32_t u = (int32_t)bits(x[i]);
+        int32_t u = (int32_t)(bits(x[i]) & mask);
         above += u > high;
         highs += u == high;
         lows += u == low;
@@ -285,8 +290,14 @@ INLINE void scan(const float *x, const Step *s, int64_t *counts, uint32_t *kept,
         uint64_t word;
         memcpy(&word, hits + i, 8);
         for (; word; word &= word - 1, counts[3]++)
-            if (counts[3] < room) kept[counts[3]] = bits(x[i + __builtin_ctzll(word) / 8]);
+            if (counts[3] < room) kept[counts[3]] = bits(x[i + __builtin_ctzll(word) / 8]) & mask;
     }
+}
+
+/* What lies outside ±bound, or its sign; zero elsewhere. */
+INLINE void shrink(float *y, const float *a, float bound, int signs, int64_t n) {
+    if (signs) EACH y[i] = a[i] >= -bound && a[i] <= bound ? 0 : sign(a[i]);
+    else EACH y[i] = a[i] >= -bound && a[i] <= bound ? 0 : a[i];
 }
 
 INLINE int step(const Step *s, const Job *job, Scratch *scratch, int64_t n) {
@@ -321,14 +332,11 @@ INLINE int step(const Step *s, const Job *job, Scratch *scratch, int64_t n) {
     case ABS: EACH y[i] = fabsf(a[i]); break;
     case NEG: EACH y[i] = -a[i]; break;
     case SIGN: EACH y[i] = sign(a[i]); break;
-    case SHRINK: { /* what lies above x; from the flat place on above y, a little more */
-        int64_t ties = s->place - flat, all = n;
+    case SHRINK: case SIGN_SHRINK: { /* what lies above x; from the flat place on above y, a little more */
+        int64_t ties = s->place - flat;
         ties = ties < 0 ? 0 : ties > n ? n : ties;
-        n = ties;
-        EACH y[i] = a[i] >= -x && a[i] <= x ? 0 : a[i];
-        const float bound = s->y;
-        y += ties, a += ties, n = all - ties;
-        EACH y[i] = a[i] >= -bound && a[i] <= bound ? 0 : a[i];
+        shrink(y, a, x, s->op == SIGN_SHRINK, ties);
+        shrink(y + ties, a + ties, s->y, s->op == SIGN_SHRINK, n - ties);
         break;
     }
     case GES: EACH y[i] = a[i] >= x ? 1 : 0; break;
@@ -352,13 +360,19 @@ INLINE int step(const Step *s, const Job *job, Scratch *scratch, int64_t n) {
     case DROP_BY_RANK:
         drop_by_rank(y, a, draw(&scratch->streams[s->place], scratch->draws, flat, n), s, scratch, n);
         break;
-    case SUM: {
-        double *sums = job->sums + s->place * ((job->size + RUN - 1) / RUN);
-        sums[scratch->number] = n == RUN ? sum_run(a) : pairwise(a, n);
+    case SUM: case SUM_MUL: {
+        double *sums = job->sums + s->place * ((job->size + RUN - 1) / RUN) + scratch->number;
+        if (s->op == SUM) *sums = n == RUN ? sum_run(a, NULL) : pairwise(a, NULL, n);
+        else *sums = n == RUN ? sum_run(a, b) : pairwise(a, b, n);
         break;
     }
     case NONZERO: { int64_t found = 0; EACH found += a[i] != 0; job->counts[4 * s->place] += found; break; }
-    case SCAN: scan(a, s, job->counts + 4 * s->place, job->kept + s->place * job->room, job->room, n); break;
+    case SCAN: case SCAN_ABS: {
+        const uint32_t mask = s->op == SCAN ? 0xFFFFFFFFu : 0x7FFFFFFFu;
+        scan(a, s, mask, job->counts + 4 * s->place, job->kept + s->place * job->room, job->room, n);
+        break;
+    }
+    case ADDCMUL_SUB: EACH { float v = b[i] - c[i]; y[i] = fmaf(x * v, v, a[i]); } break; /* a + x (b − c)² */
     case ADD_MUL: EACH y[i] = a[i] + b[i] * c[i]; break;
     case MUL_MAXS: EACH { float v = a[i] * b[i]; y[i] = v < x ? x : v; } break;
     case DIV_MAXS: EACH y[i] = a[i] / (b[i] < x ? x : b[i]); break;
@@ -374,7 +388,7 @@ INLINE int step(const Step *s, const Job *job, Scratch *scratch, int64_t n) {
 }
 
 /* Raised with every change of what Python and this file tell each other. */
-const int tiles_version = 4;
+const int tiles_version = 5;
 
 /* Run the steps over a block. Returns 0; 1 if an input or a result is not finite; -1 if memory is short. */
 FOR_EACH_PROCESSOR

@@ -28,7 +28,7 @@ DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 #: The numbers of results that are rounded to a dtype and stored in float32.
 ROUNDED = {"bfloat16": 3, "float16": 4}
 #: The version of the library that this module speaks to; another was built from older sources.
-VERSION = 4
+VERSION = 5
 #: The fields of a step, as numpy has them.
 STEP = [
     *((name, "<i4") for name in ("op", "to", "a", "b", "c")),
