@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from merganser.checkpoints.base import Checkpoint, views
@@ -15,6 +15,8 @@ _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
 #: Embeddings whose head has a known name: beside the decoder, at the top of the model.
 _PLAIN = re.compile(r"((model|transformer|gpt_neox|model\.decoder)\.)?(embed_tokens|wte|embed_in)\.weight")
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|embed_in|word_embeddings|tok_embeddings|shared)\.weight$")
+#: Entries compared at a time to tell whether a head repeats its embedding.
+_SAMPLE = 512
 _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "ForPreTraining", "Seq2SeqLM")
 
 
@@ -26,10 +28,36 @@ def ties(checkpoint: Checkpoint) -> dict[str, str]:
     if len(embeddings) == 1 and _has_tied_head(config):
         stored = _heads(checkpoint)
         implied = "embed_out.weight" if embeddings[0].endswith("embed_in.weight") else "lm_head.weight"
-        # A stored head is ignored if the config ties it to the embedding.
-        repeated = [head for head in stored if head not in found and config.get(_TIE) is True]
+        # A stored head that repeats the embedding is ignored if the config ties them.
+        repeated = [] if own_head(checkpoint) else [h for h in stored if h not in found and config.get(_TIE) is True]
         found |= dict.fromkeys(repeated if stored else [implied], embeddings[0])
     return found
+
+
+def own_head(checkpoint: Checkpoint) -> str | None:
+    """Return the stored head of a checkpoint, unless it repeats the embedding that the config ties it to."""
+    head = next((name for name in checkpoint.names() if _HEAD.search(name)), None)
+    tied = head is not None and _tie(read_config(checkpoint.directory)) is True
+    return head if not tied or contradicts_tie(checkpoint) else None
+
+
+def contradicts_tie(checkpoint: Checkpoint) -> bool:
+    """Return whether the config ties the head to the embedding, but both are stored with different values.
+
+    transformers 5 then loads both; transformers 4 ignored the head. Only a sample of the values is compared.
+    """
+    for view in views(checkpoint):
+        checkpoint = view.source
+    config = read_config(checkpoint.directory)
+    heads = [name for name in checkpoint.names() if _HEAD.search(name)]
+    embeddings = [name for name in checkpoint.names() if _EMBEDDING.search(name)]
+    if _tie(config) is not True or config.get("is_encoder_decoder") or len(heads) != 1 or len(embeddings) != 1:
+        return False
+    specs = [checkpoint.spec(name) for name in (heads[0], embeddings[0])]
+    if specs[0] != specs[1]:
+        return False
+    places = {0, max(0, (specs[0].numel - _SAMPLE) // 2), max(0, specs[0].numel - _SAMPLE)}
+    return any(len({checkpoint.peek(name, first, _SAMPLE) for name in (*heads, *embeddings)}) > 1 for first in places)
 
 
 def _heads(checkpoint: Checkpoint) -> list[str]:
@@ -38,12 +66,16 @@ def _heads(checkpoint: Checkpoint) -> list[str]:
 
 def _has_tied_head(config: Mapping[str, Any]) -> bool:
     """Return whether the class of a model has a head and nothing indicates that it is untied."""
-    inner = config.get("text_config")
-    tied = config.get(_TIE, inner.get(_TIE) if isinstance(inner, dict) else None)
+    tied = _tie(config)
     classes = config.get("architectures")
     if not isinstance(classes, list) or not classes:
         return tied is True
     return tied is not False and any(isinstance(each, str) and each.endswith(_WITH_HEAD) for each in classes)
+
+
+def _tie(config: Mapping[str, Any]) -> Any:
+    inner = config.get("text_config")
+    return config.get(_TIE, inner.get(_TIE) if isinstance(inner, dict) else None)
 
 
 def check_separable(checkpoint: Checkpoint, tied: str, stored: str, where: str) -> None:
@@ -66,6 +98,13 @@ def _inseparable(checkpoint: Checkpoint, stored: str, tied: str, where: str) -> 
         f"{where}: trains {stored!r}, which {checkpoint.label} also uses as {tied}; merganser cannot store them "
         "separately, so merge the adapter with peft first"
     )
+
+
+def separable_heads(checkpoint: Checkpoint) -> Set[str]:
+    """Return the names of the head that the config of a decoder ties to the embedding."""
+    config = read_config(checkpoint.directory)
+    tied = {} if not config or config.get("is_encoder_decoder") else ties(checkpoint)
+    return {name for name in tied if _HEAD.search(name)}
 
 
 def separates_head(checkpoint: Checkpoint) -> bool:

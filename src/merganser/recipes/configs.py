@@ -14,7 +14,7 @@ from merganser.checkpoints.gguf_config import gguf_config
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.sidecars import Edit, Sidecars, TokenizerFiles, code_files, freeze_edits
 from merganser.checkpoints.submodules import SEPARATOR, module_weights, weights_stem, written_file
-from merganser.checkpoints.ties import separates_head, untied_edits
+from merganser.checkpoints.ties import untied_edits
 from merganser.engine.plan import Output
 from merganser.errors import RecipeError, did_you_mean, reading
 from merganser.recipes.layer_settings import layer_edits, sections
@@ -36,7 +36,7 @@ def describe(
     inherited = nested.sidecars if nested else Sidecars()
     written = [((key,), value) for key, value in gguf_config(table.checkpoints[0]).items()]
     edits = [*written, *inherited.config, *edits]
-    edits += untied_edits(config) if separates_head(table.checkpoints[0]) else []
+    edits += untied_edits(config) if planner.separates_head(outputs) else []
     edits += dtype_edits(config, recipe.output.dtype or planner.dtypes.widened)
     kept, remarks = quantisation_edits(config, table, outputs)
     edits += kept

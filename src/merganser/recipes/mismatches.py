@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 
 from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
 from merganser.checkpoints.quantised import is_scale
+from merganser.checkpoints.ties import own_head
 from merganser.engine.plan import Source
 from merganser.errors import CheckpointError
 from merganser.recipes.explanations import Names, reasons, unequal_shapes
@@ -135,7 +136,8 @@ class Mismatches:
             self.notes.append(f"{len(names)} buffer(s) that only {label} has are left out, such as {names[0]!r}")
 
     def _copies_embedding(self, model: int, name: str) -> bool:
-        return bool(_HEAD.search(name)) and self.table.config(model).get("tie_word_embeddings") is True
+        tied = self.table.config(model).get("tie_word_embeddings") is True
+        return tied and bool(_HEAD.search(name)) and own_head(self.table.checkpoints[model]) != name
 
     def finish(self) -> None:
         for model, names in self._copied.items():

@@ -9,6 +9,7 @@ from typing import Any
 
 from merganser.checkpoints.base import TensorSpec, View
 from merganser.checkpoints.dtypes import Element
+from merganser.checkpoints.ties import contradicts_tie, own_head, separable_heads, separates_head
 from merganser.engine.merge import RuleKey, rule_key
 from merganser.engine.plan import Output, Source
 from merganser.errors import RecipeError
@@ -56,9 +57,15 @@ class OutputPlanner:
         problems = self.stacking.problems
         with problems.collect():
             jobs += self._added(known)
+            jobs += self._separate_head(known)
         for each in self.stacking.restacked if not problems else ():
             with problems.collect():
                 self._check_places(each)
+        self.notes += [
+            f"the config of {model.label} ties its head to its embedding, but their weights differ: both are merged"
+            for model, checkpoint in zip(self.table.models, self.table.checkpoints, strict=True)
+            if contradicts_tie(checkpoint)
+        ]
         outputs = []
         for job in jobs:
             with problems.collect():
@@ -112,6 +119,28 @@ class OutputPlanner:
                     self._fresh.add(name)
                     found.append(TensorJob(name, self.stacking.depth_outside(name), part, part.slices[0]))
         return found
+
+    def _separate_head(self, known: set[str]) -> list[TensorJob]:
+        """Return the job of a head that a model has of its own, where the template ties its head to the embedding."""
+        if len(self.recipe.parts) > 1:
+            return []
+        part, template = self.recipe.parts[0], self.table.models[0].label
+        tied = separable_heads(self.table.checkpoints[0])
+        for entry in part.slices[-1].models:
+            name = own_head(self.table.checkpoints[self.table.of(entry)])
+            if name is not None and name in tied and name not in known and not self._excluded(name):
+                known.add(name)
+                self._fresh.add(name)
+                self.notes.append(f"the output has a separate {name!r}, as {entry.label} has; {template} ties it")
+                return [TensorJob(name, self.stacking.depth_outside(name), part, part.slices[-1])]
+        return []
+
+    def separates_head(self, outputs: Iterable[Output]) -> bool:
+        """Return whether the output has a head of its own where the config of the template may tie it."""
+        heads = {i: own_head(checkpoint) for i, checkpoint in enumerate(self.table.checkpoints)}
+        own = any(source.name == heads[source.model] for output in outputs for source in output.reads)
+        template = self.table.checkpoints[0]
+        return separates_head(template) or (own and (contradicts_tie(template) or bool(separable_heads(template))))
 
     def _check_places(self, each: Restacked) -> None:
         """Refuse stacked layers that do not fit the template's config."""
