@@ -160,6 +160,25 @@ def test_a_chat_template_replaces_the_one_there_was(tmp_path, base):
     assert read_chat_template(out) == "{{ new }}"
 
 
+def test_chat_templates_for_other_uses_are_kept(tmp_path, base):
+    folder = base.directory / "additional_chat_templates"
+    folder.mkdir()
+    (folder / "tools.jinja").write_text("{{ tools }}")
+    out = write(tmp_path / "out", [base])
+    assert (out / "additional_chat_templates" / "tools.jinja").read_text() == "{{ tools }}"
+    assert not (write(tmp_path / "changed", [base], chat_template="{{ new }}") / "additional_chat_templates").exists()
+
+
+def test_all_code_of_a_model_is_kept_if_its_config_names_some(tmp_path):
+    """The modules that `auto_map` names may import others beside them."""
+    files = {"modeling_duck.py": "from .feathers import soft", "feathers.py": "soft = True"}
+    plain = model(tmp_path / "plain", files | {"config.json": {}})
+    named = {"auto_map": {"AutoModel": "modeling_duck.Duck"}}
+    custom = model(tmp_path / "custom", files | {"config.json": named})
+    assert not (write(tmp_path / "a", [plain]) / "feathers.py").exists()
+    assert (write(tmp_path / "b", [custom]) / "feathers.py").read_text() == files["feathers.py"]
+
+
 @pytest.mark.parametrize(
     ("file", "text", "sidecars", "message"),
     [

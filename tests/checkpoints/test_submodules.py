@@ -229,5 +229,5 @@ def test_code_that_is_copied_is_noted(tmp_path: Path) -> None:
     a, b = sentence_model(tmp_path / "a", 1.0), sentence_model(tmp_path / "b", 3.0)
     (a / "modeling_duck.py").write_text("print('quack')")
     plan = mg.recipes.plan(mg.recipes.load(PAIR.format(a, b)))
-    assert [note for note in plan.notes if "modeling_duck.py of" in note and "trust_remote_code" in note]
+    assert [note for note in plan.notes if "modeling_duck.py" in note and "trust_remote_code" in note]
     assert not mg.recipes.plan(mg.recipes.load(PAIR.format(b, a))).notes

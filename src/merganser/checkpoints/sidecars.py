@@ -38,13 +38,12 @@ _TOKENIZER_FILES = (
     "tekken.json",
     *_TOKENIZER_CODE,
 )
-_TEMPLATES = "chat_template.*"
+_TEMPLATES = ("chat_template.*", "additional_chat_templates/*.jinja")
 _MODEL_FILES = (
     "config.json",
     "generation_config.json",
     "*preprocessor_config.json",
     "processor_config.json",
-    *_MODEL_CODE,
     MODULES,
     "sentence_*config.json",
     "config_sentence_transformers.json",
@@ -160,7 +159,9 @@ def prepare_sidecars(sidecars: Sidecars, sources: Sequence[Checkpoint]) -> Calla
         made[RECIPE_FILE] = recipe
     copied: dict[str, Path] = {}
     if template is not None:
-        copied |= _to_copy(template, _PIPELINE_FILES if is_pipeline(template) else _MODEL_FILES)
+        copied |= _to_copy(
+            template, _PIPELINE_FILES if is_pipeline(template) else (*_MODEL_FILES, *_model_code(template))
+        )
         made_here = {file.rpartition(SEPARATOR)[0] for file in sidecars.modules}
         copied = {name: file for name, file in copied.items() if not _indexes(name, made_here)}
         for folder, file in module_weights(template).items():
@@ -171,7 +172,7 @@ def prepare_sidecars(sidecars: Sidecars, sources: Sequence[Checkpoint]) -> Calla
             if edits and (there or any(path == ("model_type",) for path, _ in edits)):
                 made[name] = _rendered(edited(read_object(template / name) if there else {}, edits))
     if origin is not None:
-        patterns = _TOKENIZER_FILES if sidecars.chat_template is not None else (*_TOKENIZER_FILES, _TEMPLATES)
+        patterns = _TOKENIZER_FILES if sidecars.chat_template is not None else (*_TOKENIZER_FILES, *_TEMPLATES)
         copied |= _to_copy(origin, patterns)
         made |= _changed_tokenizer(origin, sidecars.tokenizer.added, sidecars.chat_template)
 
@@ -217,7 +218,12 @@ def _rendered(data: Mapping[str, Any]) -> str:
 
 def code_files(directory: Path | None) -> list[str]:
     """Return the files with Python code that are copied with a model."""
-    return [] if directory is None else sorted(_to_copy(directory, (*_MODEL_CODE, *_TOKENIZER_CODE)))
+    return [] if directory is None else sorted(_to_copy(directory, (*_model_code(directory), *_TOKENIZER_CODE)))
+
+
+def _model_code(directory: Path) -> tuple[str, ...]:
+    """Return patterns of a model's Python files: all of them where its config names some, which may import others."""
+    return ("*.py",) if "auto_map" in read_config(directory) else _MODEL_CODE
 
 
 def _to_copy(origin: Path, patterns: Sequence[str]) -> dict[str, Path]:

@@ -91,7 +91,7 @@ def module_files(
     ]
     if code := sorted({*code_files(home), *code_files(speaker)}):
         notes.append(
-            f"{', '.join(code)} of {label} is copied: Python code, which transformers runs where the output is loaded "
+            f"Python code of {label} is copied ({', '.join(code)}): transformers runs it where the output is loaded "
             "with trust_remote_code; review it before you share or load the output"
         )
     return tuple(written_file(home, folder) for folder in written) if home is not None else (), notes
