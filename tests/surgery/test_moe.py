@@ -257,6 +257,15 @@ def test_an_expert_of_another_depth_is_refused(llama):
         mg.surgery.moe(recipe(deep, [a, deep], gate_mode="random"))
 
 
+@pytest.mark.parametrize("gate", ["hidden", "cheap_embed"])
+def test_prompts_need_a_tokenizer_in_the_base(dense, gate):
+    base, *experts = dense
+    for file in base.glob("*token*"):
+        file.unlink()
+    with pytest.raises(InputError, match=f"gate_mode: {gate} .* tokenizer of .*base, which cannot be loaded"):
+        mg.surgery.moe(recipe(base, experts, gate_mode=gate))
+
+
 @pytest.mark.parametrize("gate", ["hidden", "hidden_avg", "cheap_embed"])
 def test_a_shared_expert_without_a_gate_needs_no_prompts(dense, gate):
     base, a, b = dense

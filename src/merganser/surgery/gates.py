@@ -60,7 +60,13 @@ def _unit(vectors: Tensor) -> Tensor:
 def _embedder(recipe: MoERecipe, base: Checkpoint, layers: int) -> Callable[[Sequence[str]], Tensor]:
     """Return a function from prompts to a vector per layer, (layers, hidden), zero without prompts."""
     transformers = require("transformers", "hf")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(_runnable(recipe, base).directory)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(_runnable(recipe, base).directory)
+    except (OSError, ValueError) as error:  # transformers has no common kind for absent and damaged files
+        raise InputError(
+            f"gate_mode: {recipe.gate_mode} reads the prompts with the tokenizer of {base.label}, which cannot be "
+            "loaded; put its files beside the weights, or use singular or random gates, which need no prompts"
+        ) from error
 
     def ids(prompt: str) -> list[int]:
         found: list[int] = tokenizer((tokenizer.bos_token or "") + prompt, add_special_tokens=False)["input_ids"]
