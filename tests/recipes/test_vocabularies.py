@@ -179,6 +179,15 @@ def test_union_appends_and_fills_absent_rows_by_the_rule(family, tmp_path):
     assert torch.equal(base_view.read(NAME)[:5], base.read(NAME)[:5])
 
 
+def test_notes_count_the_tokens_of_the_whole_union(family, tmp_path):
+    family()
+    notes = plan_for(tmp_path, "{source: union, absent: mean}").notes
+    assert {note for note in notes if "rows are computed" in note} >= {
+        "base has 5 of 7 tokens; the other rows are computed by mean",
+        "b has 6 of 7 tokens; the other rows are computed by mean",
+    }
+
+
 def test_a_named_model_and_padding_to_a_multiple(family, tmp_path):
     family()
     plan = plan_for(tmp_path, "{source: a, pad_to_multiple_of: 8}")

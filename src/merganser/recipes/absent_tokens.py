@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from merganser.checkpoints.row_runs import RowRun
 from merganser.checkpoints.token_bytes import match_tokens, spelt_bytes
@@ -77,8 +77,7 @@ def check_shared(known: Vocabularies, model: int, shared: int, total: int) -> No
         )
 
 
-def describe_shared(known: Vocabularies, model: int, rows: Mapping[str, int]) -> str:
+def describe_shared(known: Vocabularies, model: int, rows: Mapping[str, int], tokens: Collection[str]) -> str:
     """Return a note on how many tokens of the output a model has itself."""
-    ids, rule = known.target.ids, known.options.absent
-    count = sum(token in rows for token in ids)
-    return f"{known.label(model)} has {count} of {len(ids)} tokens; the other rows are computed by {rule}"
+    count, rule = sum(token in rows for token in tokens), known.options.absent
+    return f"{known.label(model)} has {count} of {len(tokens)} tokens; the other rows are computed by {rule}"

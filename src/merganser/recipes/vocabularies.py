@@ -89,7 +89,7 @@ def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
             builder.absent |= {
                 t: RowRun(1, None) for t in missing if options.absent in FITTED and ids[t] >= heights[model]
             }
-            notes.append(describe_shared(known, i, matched[i]))
+            notes.append(describe_shared(known, i, matched[i], ids))
             fit = _fit(known, i)
         runs = join_rows(builder.row(i, by_row.get(row), row) for row in range(rows))
         same = heights[i] == rows and runs == (RowRun(rows, ((i, 0),)),)
