@@ -197,7 +197,7 @@ def test_a_language_model_merges_into_the_language_part_of_a_vision_language_mod
         ({"modle.": "model.language_model."}, "no tensor's name begins with 'modle.'"),
         ({"model.": "text."}, "no tensor's name begins with 'text.'"),
         ({"model.": 3}, r"map\['model\.'\]"),
-        ({}, "add the prefix|does not have"),
+        ({}, "write `map: |does not have"),
     ):
         with pytest.raises(mg.errors.InputError, match=message):
             mg.run(recipe(prefixes), tmp_path / "none")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+
+import merganser as mg
 from merganser import recipes
 from merganser.errors import CheckpointError, RecipeError
 from merganser.recipes.prefixes import find_prefix
@@ -44,9 +48,22 @@ def test_a_plan_says_it_in_one_line(header, make_llama):
     first = message(["a", "b"])
     assert first.count("\n") == 0
     assert "b calls '_orig_mod.model.layers." in first
-    assert "remove the prefix '_orig_mod.'" in first
-    assert "remove the prefix '_orig_mod.'" in message(["b", "a"])
-    assert "add the prefix 'text.' to the names of a" in message(["c", "a"])
+    assert "write `map: {'_orig_mod.': ''}` beside b" in first
+    assert "remove the prefix '_orig_mod.' from the names of b" in message(["b", "a"])
+    assert "write `map: {'': 'text.'}` beside a" in message(["c", "a"])
+
+
+@pytest.mark.parametrize(("prefixes", "advice"), [(("", "text."), {"text.": ""}), (("text.", ""), {"": "text."})])
+def test_the_map_in_the_message_is_what_it_needs(checkpoint, prefixes, advice):
+    tensors = [{prefix + name: torch.full((2, 2), float(i)) for name in NAMES} for i, prefix in enumerate(prefixes)]
+    a, b = (str(checkpoint(f"m{i}", each)) for i, each in enumerate(tensors))
+    with pytest.raises(CheckpointError) as error:
+        recipes.plan(recipes.load({"method": "linear", "models": [a, b]}))
+    assert f"write `map: {advice}` beside {b}" in str(error.value)
+    recipe = {"method": "linear", "models": [a, {"path": b, "map": advice}]}
+    merged = mg.run(recipe, Path(a).with_name("out"))
+    assert all(torch.equal(tensor, torch.full((2, 2), 0.5)) for tensor in mg.open(merged).values())
+    assert set(mg.open(merged)) == set(tensors[0])
 
 
 def test_a_map_may_stand_in_a_recipe_of_mergekit():

@@ -63,11 +63,12 @@ class Names:
         label, have = self._table.models[model].label, self._table.models[0].label
         prefix = given.removesuffix(expected) if len(given) > len(expected) else expected.removesuffix(given)
         longer = label if len(given) > len(expected) else have
-        if longer == label or WRAPPERS.fullmatch(prefix):
-            change = f"remove the prefix {prefix!r} from the names of {longer}"
+        if longer == have and WRAPPERS.fullmatch(prefix):
+            change = f"remove the prefix {prefix!r} from the names of {have} and save it again"
         else:
-            change = f"add the prefix {prefix!r} to the names of {label}"
-        return f"{label} calls {given!r} what {have} calls {expected!r}, and so on; {change} and save it again"
+            old, new = (prefix, "") if longer == label else ("", prefix)
+            change = f"write `map: {{{old!r}: {new!r}}}` beside {label}"
+        return f"{label} calls {given!r} what {have} calls {expected!r}, and so on; {change}"
 
     def _depths(self, model: int) -> Iterator[tuple[Stack, Stack]]:
         """Yield the stacks whose depth in a model differs from the template's."""
