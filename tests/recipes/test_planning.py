@@ -70,6 +70,16 @@ def test_depth_in_the_native_dialect_is_one_after_the_layers(hub):
     assert made["model.norm.weight"].parameters["scale"] == pytest.approx(1.0)
 
 
+def test_a_model_that_is_listed_again_is_noted(hub):
+    """It may be a slip of the pen; its task vector is added twice."""
+    repeated = "is listed more than once and counts each time"
+    for models, noted in (("[a, a]", True), ("[a, b]", False), ("[base, a, base]", False)):
+        plan = recipes.plan(recipes.load(f"method: task_arithmetic\nbase: base\nmodels: {models}"), hub())
+        assert any(repeated in note for note in plan.notes) is noted
+    stacked = "method: passthrough\nslices: [{path: a, layers: [0, 2]}, {path: a, layers: [1, 3]}]"
+    assert not any(repeated in note for note in recipes.plan(recipes.load(stacked), hub(layers=3)).notes)
+
+
 def test_methods_that_ask_for_depth_get_it(hub):
     made = outputs(recipes.plan(recipes.load("method: lines\nbase: base\nmodels: [a]"), hub(layers=5)))
     assert [made[f"model.layers.{i}.mlp.up_proj.weight"].parameters["depth"] for i in range(5)] == [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from merganser.errors import RecipeError
@@ -64,12 +64,19 @@ def assign(scope: Scope, same: Same) -> Roles:
         elif not listed and not (scope.part.sliced and method.name == "passthrough"):
             notes.append(f"{base.label} is only the template, because {method.name!r} has no base")
         base = None
+    if again := next((entry for i, entry in enumerate(entries) if _repeats(entry, entries[:i], same)), None):
+        notes.append(f"{again.label} is listed more than once and counts each time")
     method.check_inputs(len(entries), base is not None, f"{where}: method {method.name!r}")
     resolver = Resolver.of(scope, method, entries)
     for key, labels in resolver.unsaid().items():
         used = f"{parameters(method)[key].default:g} is used (mergekit would refuse)"
         notes.append(f"{each.where}: {key} is not given for {', '.join(labels)}; {used}")
     return Roles(method, entries, base, resolver, tuple(notes))
+
+
+def _repeats(entry: Entry, earlier: Sequence[Entry], same: Same) -> bool:
+    """Return whether an entry is an earlier one again: the same model, with the same layers."""
+    return any(same(entry, other) and entry.layers == other.layers for other in earlier)
 
 
 def _only(each: Slice, override: Override, base: Entry | None) -> Entry:
