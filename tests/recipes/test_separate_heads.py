@@ -97,6 +97,14 @@ def test_an_adapter_over_a_model_with_two_weights(model, tmp_path):
     assert tie(out) is False
 
 
+def test_an_expert_of_a_library_over_a_tied_base(model, tmp_path):
+    base, expert = model("base"), model("expert", "own", UNTIED)
+    library = mg.library.Library.build(base, {"expert": expert}, tmp_path / "lib", rank_fraction=1.0)
+    out = library.extract("expert", tmp_path / "out")
+    torch.testing.assert_close(mg.open(out)[HEAD], mg.open(expert)[HEAD])
+    assert tie(tmp_path / "out") is False
+
+
 def test_heads_of_encoder_decoders_stay_tied(model):
     """Decoders of T5 scale the input of a tied head: separate weights would compute something else."""
     a, b = model("a", config=TIED | {"is_encoder_decoder": True}), model("b", "own", UNTIED)

@@ -37,8 +37,16 @@ def ties(checkpoint: Checkpoint) -> dict[str, str]:
 def own_head(checkpoint: Checkpoint) -> str | None:
     """Return the stored head of a checkpoint, unless it repeats the embedding that the config ties it to."""
     head = next((name for name in checkpoint.names() if _HEAD.search(name)), None)
+    if any(head not in view.source for view in views(checkpoint)):
+        return head  # an expert of a library has one that its base does not have
     tied = head is not None and _tie(read_config(checkpoint.directory)) is True
     return head if not tied or contradicts_tie(checkpoint) else None
+
+
+def says_tied(checkpoint: Checkpoint) -> bool:
+    """Return whether the config of a decoder ties the head to the embedding, or does so for want of a stored head."""
+    config = read_config(checkpoint.directory)
+    return not config.get("is_encoder_decoder") and (_tie(config) is True or bool(separable_heads(checkpoint)))
 
 
 def contradicts_tie(checkpoint: Checkpoint) -> bool:

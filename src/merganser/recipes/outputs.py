@@ -9,7 +9,7 @@ from typing import Any
 
 from merganser.checkpoints.base import TensorSpec, View
 from merganser.checkpoints.dtypes import Element
-from merganser.checkpoints.ties import contradicts_tie, own_head, separable_heads, separates_head
+from merganser.checkpoints.ties import contradicts_tie, own_head, says_tied, separable_heads, separates_head
 from merganser.engine.merge import RuleKey, rule_key
 from merganser.engine.plan import Output, Source
 from merganser.errors import RecipeError
@@ -140,7 +140,7 @@ class OutputPlanner:
         heads = {i: own_head(checkpoint) for i, checkpoint in enumerate(self.table.checkpoints)}
         own = any(source.name == heads[source.model] for output in outputs for source in output.reads)
         template = self.table.checkpoints[0]
-        return separates_head(template) or (own and (contradicts_tie(template) or bool(separable_heads(template))))
+        return separates_head(template) or (own and says_tied(template))
 
     def _check_places(self, each: Restacked) -> None:
         """Refuse stacked layers that do not fit the template's config."""
