@@ -26,14 +26,19 @@ MISSES = {
     "It takes 18 days with 3 workers.",
     "She will be 30 years old in 2030.",
     "45 students, i.e. 3 classes",
+    "18 = 9 * 2",
+    "more than 4",
+    "十八",
+    "\\sqrt{2}",
 }
 
 
 def judged(case):
+    reply = cut(case["reply"], ["\nQuestion:"])
     if case["kind"] == "number":
-        return is_right(case["reply"], case["answer"])
+        return is_right(reply, case["answer"])
     options = case.get("options", ())
-    return find_choice(case["reply"], options) == read_choice(case["answer"], options)
+    return find_choice(reply, options) == read_choice(case["answer"], options)
 
 
 def test_of_the_labelled_replies_98_in_100_are_judged_right_and_the_misses_are_known():
@@ -116,6 +121,55 @@ def test_readings_of_separators():
     assert readings("10-15") == (("range", Fraction(10), Fraction(15)),)
 
 
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "2\\sqrt{3}",
+        "x^2+1",
+        "3x + 5",
+        r"\frac{x}{2}",
+        r"\frac{\pi}{4}",
+        "2π",
+        "3+4i",
+        "x > 3",
+        r"(-\infty, 3]",
+        "n(n+1)/2",
+    ],
+)
+def test_a_number_in_a_formula_is_not_its_value(formula):
+    numbers = [str(quantity.readings[0]) for quantity in find_quantities("1 2 3 4 5 6")]
+    assert not holds_number(formula)
+    assert not holds_number(f"A worked solution in 12 words or more, with 3 and 4. \\boxed{{{formula}}}")
+    assert not any(is_right(f"\\boxed{{{formula}}}", number) for number in numbers)
+
+
+@given(st.fractions(max_denominator=9), st.fractions(max_denominator=9))
+def test_the_order_counts_in_brackets_alone(x, y):
+    assert is_right(f"\\boxed{{({x}, {y})}}", f"({x}, {y})")
+    assert is_right(f"\\boxed{{({y}, {x})}}", f"({x}, {y})") == (x == y)
+    assert is_right(f"{y} and {x}", f"{x}, {y}")
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_what_a_reply_denies_is_not_its_answer(right, wrong):
+    for reply in (
+        f"The answer is not {wrong} but {right}.",
+        f"It is {right}, not {wrong}.",
+        f"Not {wrong}. #### {right}",
+    ):
+        assert is_right(reply, str(right))
+        assert is_right(reply, str(wrong)) == (right == wrong)
+    assert not is_right(f"The answer is not {wrong}.", str(wrong))
+
+
+@given(
+    st.integers(-99, 99), st.sampled_from(["<think>{}</think>{}", "{}</think>\n\n{}", "<thinking>\n{}</thinking>\n{}"])
+)
+def test_thoughts_are_no_reply(number, form):
+    assert is_right(cut(form.format("The answer is 1000. \\boxed{1000}", number), ["\nQuestion:"]), str(number))
+    assert cut(f"<think>The answer is {number}", ["\nQuestion:"]) == ""
+
+
 def test_reference_letters():
     assert [read_choice(a) for a in ("C", "(c)", 2, "2", "c.")] == ["C"] * 5
     assert read_choice("Rome", ["Paris", "Rome"]) == "B"
@@ -131,3 +185,6 @@ def test_formulas_need_math_verify():
             is_right("\\boxed{\\sqrt{x}}", "\\sqrt{x}")
     else:
         assert is_right("$\\boxed{x^{1/2}}$", "$\\sqrt{x}$")
+        assert is_right("The answer is \\boxed{2\\sqrt{3}}.", "\\sqrt{12}")
+        assert not is_right("The answer is \\boxed{3}.", "2\\sqrt{3}")
+        assert is_right("\\frac{x}{2}", "\\frac{x}{2}")

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from merganser.errors import InputError, require
 from merganser.evaluate.answers.choices import LETTERS, find_choice, read_choice
-from merganser.evaluate.answers.judging import holds_number, is_right
+from merganser.evaluate.answers.formulas import is_formula
+from merganser.evaluate.answers.judging import holds_number, is_right, load_verifier
 from merganser.evaluate.answers.languages import check_language, is_in_language
 from merganser.evaluate.answers.marks import cut
 from merganser.evaluate.endpoints import Server
@@ -72,11 +73,13 @@ class Generation(Prompted):
         if self.pattern is not None:
             if find_last_match(self.pattern, answer) is None:
                 raise InputError(f"{placed.place}: the pattern {self.pattern!r} finds nothing in the answer {answer!r}")
-        elif not holds_number(answer) and not re.search(r"[\\^_]", answer):
-            raise InputError(
-                f"{placed.place}: the answer {answer[:40]!r} contains no number; use kind exact-match or choice, or a "
-                "pattern"
-            )
+        elif not holds_number(answer):
+            if not is_formula(answer) and not re.search(r"[\\^_]", answer):
+                raise InputError(
+                    f"{placed.place}: the answer {answer[:40]!r} contains no number; use kind exact-match or choice, "
+                    "or a pattern"
+                )
+            load_verifier(answer)
         return placed.record
 
     def is_right(self, reply: str, record: Mapping[str, Any]) -> bool:

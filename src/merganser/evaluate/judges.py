@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from merganser.errors import InputError, MerganserError
+from merganser.evaluate.answers.marks import cut
 from merganser.evaluate.endpoints import Server
 from merganser.evaluate.generation import Generation
 from merganser.evaluate.prompts import check_prompt
@@ -41,7 +42,7 @@ class Judged(Generation):
     def is_right(self, reply: str, record: Mapping[str, Any]) -> bool:
         asked = self.instruction.format(**{**record, "reply": reply})
         said = Server.parse(self.judge).chat([[{"role": "user", "content": asked}]], 256)[0]
-        verdicts = _VERDICT.findall(said)
+        verdicts = _VERDICT.findall(cut(said, ()))
         if not verdicts:
             raise MerganserError(f"{self.judge}: the judge said neither yes nor no: {said[:80]!r}")
         return str(verdicts[-1]).lower() == "yes"

@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from merganser.evaluate.answers.marks import find_bold, find_marked
+from merganser.evaluate.answers.marks import find_bold, find_marked, is_denied
 from merganser.evaluate.answers.normalizing import normalize
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 #: Words before a letter that announce a choice.
 _PREFIX = r"(?:option|choice|answer|opci[oó]n|option|antwort|选项|選択肢)?\s*"
-_DENIED = re.compile(
-    r"(?:\bnot|n't|neither|nor|rather than|instead of|except)\s*(?:the\s+)?(?:option\s*)?[(\[]?$", re.I
+_CONCLUDED = re.compile(
+    r"\b(?:therefore|thus|hence|so|it'?s|must be|say|choose|pick|select|go with|going with)\b[\s,:]*"
+    r"(?:(?:the answer|it|that)?\s*(?:is|must be|leaves)\s+)?(?:option\s+)?"
+    r"[(\[\"'*]*([a-z])[)\]\"'*]*\s*(?:[.,;!\n]|$)",
+    re.I,
 )
+#: Several letters at once are no choice.
+_UNDECIDED = re.compile(r"\b(?:both|either)\s+\(?[a-z]\)?\s+(?:and|or)\s+\(?[a-z]\)?(?!\w)", re.I)
 _WRONG_AFTER = re.compile(r"[)\].:]?\s*(?:is|are|was)\s+(?:\w+\s+)?(?:wrong|incorrect|false|not|out)\b", re.I)
 
 
@@ -38,8 +43,14 @@ def find_choice(reply: str, options: Sequence[str] = (), count: int | None = Non
         found = _leading(part, letters) or _named(part, letters, last=False) or _repeated(part, options)
         if found:
             return found
+    if _UNDECIDED.search(text):
+        return None
     return (
-        _leading(text, letters) or _named(text, letters, last=True) or _repeated(text, options) or _alone(text, letters)
+        _concluded(text, letters)
+        or _leading(text, letters)
+        or _named(text, letters, last=True)
+        or _repeated(text, options)
+        or _alone(text, letters)
     )
 
 
@@ -69,6 +80,12 @@ def read_choice(answer: object, options: Sequence[str] = ()) -> str | None:
     if match:
         return match[1].upper() if match[1].upper() in LETTERS[:count] else None
     return LETTERS[int(text)] if text.isdigit() and int(text) < count else None
+
+
+def _concluded(text: str, letters: str) -> str | None:
+    """Return the last letter that ends a conclusion, as in "A is too small, so it must be B"."""
+    found = [m[1].upper() for m in _CONCLUDED.finditer(text) if m[1].upper() in letters]
+    return found[-1] if found else None
 
 
 def _leading(text: str, letters: str) -> str | None:
@@ -102,7 +119,7 @@ def _alone(text: str, letters: str) -> str | None:
     """Return the last upper-case letter that stands alone, except the words `A` and `I`."""
     found = [
         m[0]
-        for m in re.finditer(rf"(?<![\w'])[{letters}](?![\w'])", text)
+        for m in re.finditer(rf"(?<![A-Za-z0-9_'])[{letters}](?![A-Za-z0-9_'])", text)
         if not _denied(text, m.start(), m.end()) and not (m[0] in "AI" and re.match(r"\s+[a-z]", text[m.end() :]))
     ]
     return found[-1] if found else None
@@ -123,4 +140,4 @@ def _words(text: str) -> str:
 
 
 def _denied(text: str, start: int, end: int) -> bool:
-    return bool(_DENIED.search(text[:start]) or _WRONG_AFTER.match(text[end:]))
+    return is_denied(text, start) or bool(_WRONG_AFTER.match(text[end:]))

@@ -3,24 +3,49 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from merganser.errors import MissingExtraError, require
-from merganser.evaluate.answers.marks import find_bold, find_marked
+from merganser.evaluate.answers.formulas import is_formula
+from merganser.evaluate.answers.marks import find_bold, find_marked, is_denied
 from merganser.evaluate.answers.normalizing import normalize
-from merganser.evaluate.answers.numbers import Reading, as_list, find_quantities, same
+from merganser.evaluate.answers.numbers import Reading, as_list, as_tuple, find_quantities, same
 from merganser.evaluate.answers.words import read_words
 
 _EQUATION = re.compile(r"[^=\n]*=")
 #: What may precede the equals sign of an answer written as an equation.
 _TERMS = re.compile(r"(?:[\d\s.,:+\-*/×÷^()$€£¥%{}\[\]°]|\b[a-zA-Z]\b|\\\w+)*")
-#: A calculation in brackets after its result, as in `15 (5 + 10)`.
-_ASIDE = re.compile(r"(?<=\d)\s*\([\d\s.,+\-*/×÷=$€£%]*[+*/×÷=][\d\s.,+\-*/×÷=$€£%]*\)")
+#: A calculation in brackets after its result, as in `15 apples (5 + 10)`.
+_ASIDE = re.compile(r"(\d[^\d\n().]{0,24})\([\d\s.,+\-*/×÷=$€£%]*[+*/×÷=][\d\s.,+\-*/×÷=$€£%]*\)")
+#: Where an explanation begins after an answer.
+_CLAUSE = re.compile(r",\s|\s[a-zA-Z]{3,}")
 _FEW_WORDS = 4
+#: A reference of more words is a worked solution, not a formula.
+_MANY_WORDS = 8
 
 
 def holds_number(answer: str) -> bool:
-    """Return whether a reference answer can be compared by value."""
-    return bool(_readings(answer))
+    """Return whether a reference answer can be compared by value; a formula cannot."""
+    plain = normalize(answer)
+    marked = find_marked(plain)
+    alone = marked[0] if marked else plain
+    formula = is_formula(alone) and (bool(marked) or len(_words(alone)) <= _MANY_WORDS)
+    return not formula and bool(_readings(answer))
+
+
+def load_verifier(answer: str) -> Any:
+    """Return the package that compares formulas, `math-verify`.
+
+    Args:
+        answer: A reference answer that needs it.
+
+    Raises:
+        MissingExtraError: If it is not installed.
+    """
+    try:
+        return require("math_verify", "math")
+    except MissingExtraError as error:
+        raise MissingExtraError(f"the answer {answer!r} is not a number; to compare formulas, {error}") from None
 
 
 def is_right(reply: str, answer: str) -> bool:
@@ -43,8 +68,7 @@ def is_right(reply: str, answer: str) -> bool:
         >>> is_right("She makes **$1,234.50** a day at 2 markets.", "1234.5")
         True
     """
-    expected = _readings(answer)
-    return same(_readings(reply), expected) if expected else _same_expression(reply, answer)
+    return same(_readings(reply), _readings(answer)) if holds_number(answer) else _same_expression(reply, answer)
 
 
 def _readings(text: str) -> tuple[Reading, ...]:
@@ -54,29 +78,36 @@ def _readings(text: str) -> tuple[Reading, ...]:
         if found := _first(part):
             return found
     for part in find_bold(plain):
-        if len(re.findall(r"[^\W\d_]+", part)) <= _FEW_WORDS and (found := _first(part)):
+        if len(_words(part)) <= _FEW_WORDS and (found := _first(part)):
             return found
-    alone = _ASIDE.sub("", plain).strip(" \n.()[]{}$")
-    quantities = find_quantities(alone)
-    if not quantities:
-        return read_words(alone)
-    return as_list(alone, quantities) or quantities[-1].readings
+    alone = _ASIDE.sub(r"\1", plain).strip(" \n.$")
+    return as_tuple(alone) or _read(alone.strip("()[]{}"), last=True)
 
 
 def _first(part: str) -> tuple[Reading, ...]:
     """Return readings of the answer at the beginning of a marked part; of `3 * 6 = 18`, the result."""
     while (equation := _EQUATION.match(part)) and _TERMS.fullmatch(part[: equation.end() - 1]):
         part = part[equation.end() :]
-    quantities = find_quantities(part)
+    if is_formula(_CLAUSE.split(part)[0]):
+        return (("formula", part),)
+    return as_tuple(part) or _read(part, last=False)
+
+
+def _read(text: str, *, last: bool) -> tuple[Reading, ...]:
+    """Return the readings of a list, else of the first or the last number that the text does not deny."""
+    quantities = [each for each in find_quantities(text) if not is_denied(text, each.start)]
     if not quantities:
-        return read_words(part)
-    return as_list(part, quantities) or quantities[0].readings
+        return () if find_quantities(text) else read_words(text)
+    return as_list(text, quantities) or quantities[-1 if last else 0].readings
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[^\W\d_]+", text)
 
 
 def _same_expression(reply: str, answer: str) -> bool:
-    """Compare formulas with `math-verify`."""
-    try:
-        verify = require("math_verify", "math")
-    except MissingExtraError as error:
-        raise MissingExtraError(f"the answer {answer!r} is not a number; to compare formulas, {error}") from None
-    return bool(verify.verify(verify.parse(answer), verify.parse(reply)))
+    verify = load_verifier(answer)
+    expected, found = (
+        verify.parse(text if find_marked(text) or "$" in text else f"${text}$") for text in (answer, reply)
+    )
+    return bool(verify.verify(expected, found))

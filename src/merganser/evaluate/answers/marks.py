@@ -1,4 +1,4 @@
-"""Find the answer in a reply: `\\boxed{…}`, `#### …`, "the answer is …", or in bold."""
+"""Find the answer in a reply: `\\boxed{…}`, `<answer>…</answer>`, `#### …`, "the answer is …", or in bold."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 #: Phrases that announce an answer, in the languages of translated benchmarks.
 _PHRASES = (
-    r"(?:the\s+|my\s+)?(?:final\s+|correct\s+|right\s+|best\s+)*(?:answer|choice|option|result|solution)"
+    r"(?:the\s+|my\s+)?(?:final\s+|correct\s+|right\s+|best\s+)*(?:answer|choice|option|result|solution)[\"'*_`]*"
     r"(?:\s+to\s+(?:the|this)\s+(?:question|problem))?\s*(?:is|was|are|will\s+be|would\s+be|=|:)",
     r"(?:la\s+)?(?:respuesta|soluci[oó]n|resposta|risposta|r[eé]ponse|solution)(?:\s+(?:final|finale|correcta|corretta"
     r"|correcte|correta))?\s*(?:es|est|è|é|:|=)",
@@ -19,25 +19,39 @@ _PHRASES = (
     r"(?:الإجابة|الجواب)\s*(?:هي|هو|:|=)?",
 )
 _ANNOUNCED = re.compile("|".join(f"(?:{phrase})" for phrase in _PHRASES), re.IGNORECASE)
+#: Where the reply of a reasoning model begins; its template may have opened the thoughts in the prompt.
+_THOUGHTS_END = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_THOUGHTS = re.compile(r"\s*<(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_TAGGED = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.IGNORECASE | re.DOTALL)
+_DENIAL = re.compile(
+    r"(?:\bnot|n't|neither|nor|rather than|instead of|except)\s*(?:the\s+)?(?:option\s*)?[$(\[]*$", re.I
+)
+_DENIAL_LENGTH = 40
 _HASHES = re.compile(r"####\s*([^\n]*)")
 _BOLD = re.compile(r"\*\*([^*\n]{1,60})\*\*")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
-    """Return `text` up to the first of the stop strings; one at the beginning does not count.
+    """Return a reply without thoughts (`<think>…</think>`), up to the first of the stop strings; one at the beginning
+    does not count.
 
     Args:
-        text: A reply.
+        text: What a model wrote.
         stops: Strings that start something after the reply, such as the next question.
 
     Returns:
-        The reply alone.
+        The reply alone; empty if the thoughts never end.
 
     Example:
         >>> cut("18\\nQuestion: How many …", ["\\nQuestion:"])
         '18'
+        >>> cut("<think>The answer is 16? No.</think>18", [])
+        '18'
     """
+    text = _THOUGHTS_END.split(text)[-1]
+    if _THOUGHTS.match(text):
+        return ""
     start = len(text) - len(text.lstrip())
     places = [place for stop in stops if stop and (place := text.find(stop, start)) >= 0]
     return text[: min(places)] if places else text
@@ -50,7 +64,8 @@ def find_marked(text: str) -> list[str]:
         text: A reply, cut and normalised.
 
     Returns:
-        The content of boxes, then text after `####`, then text after an announcement, to the end of its sentence.
+        The content of boxes, of answer tags, text after `####`, then text after an announcement, to the end of its
+        sentence.
 
     Example:
         >>> find_marked("The answer is 5. Wait.\\n#### 18 apples")
@@ -64,7 +79,13 @@ def find_marked(text: str) -> list[str]:
         if line.strip():
             announced.append(_sentence(line))
     hashes = [match[1].strip() for match in _HASHES.finditer(text) if match[1].strip()]
-    return [*reversed(_boxed(text)), *reversed(hashes), *reversed(announced)]
+    tagged = [match[1].strip() for match in _TAGGED.finditer(text) if match[1].strip()]
+    return [part for kind in (_boxed(text), tagged, hashes, announced) for part in reversed(kind)]
+
+
+def is_denied(text: str, start: int) -> bool:
+    """Return whether a reply rejects what begins at `start`, as in "not 16"."""
+    return bool(_DENIAL.search(text[max(0, start - _DENIAL_LENGTH) : start]))
 
 
 def find_bold(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 
@@ -31,7 +32,12 @@ def normalize(text: str) -> str:
     text = unicodedata.normalize("NFKC", text.translate(_SIGNS).translate(_MINUS)).translate(_SPACES)
     text = "".join(str(unicodedata.digit(c)) if unicodedata.category(c) == "Nd" else c for c in text.translate(_SIGNS))
     text = re.sub(r"[\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069]", "", text)
-    return _plain_latex(text)
+    return _plain_latex(_AND_A_HALF.sub(" 1/2", _SPOKEN_MINUS.sub("-", text)))
+
+
+#: A sign in words; after a number, "minus" is a subtraction.
+_SPOKEN_MINUS = re.compile(r"(?<![\d%)\]]\s)\b(?:minus|negative)\s+(?=[$€£¥]?\d)", re.IGNORECASE)
+_AND_A_HALF = re.compile(r"(?<=\d) and (?:a|one)[ -]half\b", re.IGNORECASE)
 
 
 def _is_vulgar(character: str) -> bool:
@@ -40,6 +46,7 @@ def _is_vulgar(character: str) -> bool:
 
 _COMMAND_WITH_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*\{\s*(-?[\d.,]+)\s*\}\s*\{\s*(-?[\d.,]+)\s*\}")
+_ROOT = re.compile(r"(?<![\w})])\s*\\sqrt\s*\{\s*(\d{1,12})\s*\}")
 _SHORT_FRACTION = re.compile(r"\\[dtc]?frac\s*(\d)\s*(\d)(?!\d)")
 
 
@@ -53,4 +60,10 @@ def _plain_latex(text: str) -> str:
     text = _COMMAND_WITH_TEXT.sub(r" \1", text)
     text = _FRACTION.sub(r" \1/\2", text)
     text = _SHORT_FRACTION.sub(r" \1/\2", text)
+    text = _ROOT.sub(_root_of_square, text)
     return re.sub(r"\\[()\[\]]", " ", text)
+
+
+def _root_of_square(match: re.Match[str]) -> str:
+    root = math.isqrt(int(match[1]))
+    return f" {root}" if root**2 == int(match[1]) else match[0]

@@ -13,7 +13,8 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import TypeAlias
 
-#: A number; or a tag and numbers: ("time", minutes), ("ratio", a/b), ("range", a, b), ("list", …).
+#: A number; or a tag and numbers: ("time", minutes), ("ratio", a/b), ("range", a, b), ("list", …), ("tuple", …); or
+#: ("formula", text), which equals no number.
 Reading: TypeAlias = "Fraction | tuple[str | Fraction, ...]"
 
 #: Largest exponent that is computed: replies may contain 10^999999999.
@@ -48,6 +49,11 @@ _QUANTITY = re.compile(
     re.VERBOSE,
 )  # fmt: skip
 _DASH = re.compile(r"\s?(?:-|to|bis|〜|~)\s?", re.IGNORECASE)
+_ENTRY = r"-?\d+(?:\.\d+)?(?:\s?/\s?\d+)?"
+_TUPLE = re.compile(rf"[(\[]\s*({_ENTRY}(?:\s*,\s*{_ENTRY})+)\s*[)\]]")
+_THOUSANDS = re.compile(r".\d{1,3}(?:,\d{3})+.")
+#: A number beside a root or π is part of a formula.
+_FACTOR_BEFORE, _FACTOR_AFTER = re.compile(r"(?:√|\\sqrt)\s*[{(]?\s*$"), re.compile(r"\s?(?:π|√|\\pi\b|\\sqrt)")
 _COMMA = re.compile(r"\s*(?:,|;|and|und|y|et)\s*", re.IGNORECASE)
 
 
@@ -98,7 +104,24 @@ def as_list(text: str, quantities: list[Quantity]) -> tuple[Reading, ...]:
     between = [text[a.end : b.start] for a, b in pairwise(quantities)]
     if len(quantities) < 2 or not all(_COMMA.fullmatch(part) for part in between):
         return ()
-    return (_list_of(*(quantity.readings[0] for quantity in quantities)),)
+    members = [quantity.readings[0] for quantity in quantities]
+    numbers = [member for member in members if isinstance(member, Fraction)]
+    return (_list_of(*members), *([("tuple", *numbers)] if len(numbers) == len(members) else []))
+
+
+def as_tuple(text: str) -> tuple[Reading, ...]:
+    """Return the reading of `(3, 4)`, a point or an interval, whose order counts; nothing for other texts.
+
+    Example:
+        >>> as_tuple("(1/2, 3)")
+        (('tuple', Fraction(1, 2), Fraction(3, 1)),)
+    """
+    text = text.strip(" $")
+    match = _TUPLE.fullmatch(text)
+    if match is None or _THOUSANDS.fullmatch(text) or len(text) > MAX_LENGTH:
+        return ()
+    parts = [part.replace(" ", "") for part in match[1].split(",")]
+    return () if any(re.search(r"/0+$", part) for part in parts) else (("tuple", *map(Fraction, parts)),)
 
 
 def _list_of(*members: Reading) -> Reading:
@@ -136,6 +159,10 @@ def _endless(value: Fraction) -> bool:
 
 def _singles(text: str) -> Iterator[Quantity]:
     for match in _QUANTITY.finditer(text):
+        if _FACTOR_AFTER.match(text, match.end()) or _FACTOR_BEFORE.search(
+            text[max(0, match.start() - 9) : match.start()]
+        ):
+            continue
         readings = _readings(match, text)
         if readings:
             yield Quantity(tuple(dict.fromkeys(readings)), match.start(), match.end())
@@ -192,7 +219,9 @@ def _values(text: str) -> list[Fraction]:
     if grouped:
         mark = grouped[1]
         whole = Fraction(text.replace(mark, "").replace(",", "."))
-        decimal = [Fraction(text.replace(",", "."))] if len(marks) == 1 and mark in ".," else []
+        # Nobody writes zeros after a decimal comma, as calculators do after a point.
+        ambiguous = len(marks) == 1 and (mark == "." or (mark == "," and not text.endswith(",000")))
+        decimal = [Fraction(text.replace(",", "."))] if ambiguous else []
         # A point before three digits is usually a decimal point, a comma usually a thousands separator.
         return [*decimal, whole] if mark == "." and len(marks) == 1 else [whole, *decimal]
     if len(marks) <= 1:

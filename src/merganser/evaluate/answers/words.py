@@ -11,11 +11,16 @@ _SMALL = {
     "seventeen": 17, "eighteen": 18, "nineteen": 19, "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50,
     "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
 }  # fmt: skip
-_LARGE = {"hundred": 100, "thousand": 1000, "million": 10**6}
-_PARTS = {"half": 2, "third": 3, "quarter": 4, "fifth": 5}
-_PART = re.compile(rf"(?:an?\s+|one\s+)?({'|'.join(_PARTS)})(?:\s+of\s+.*)?", re.IGNORECASE)
+_LARGE = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6}
+_PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5}
+_PART = rf"(?P<part>{'|'.join(_PARTS)})s?"
+_PART_ALONE = re.compile(rf"(?:an?\s+)?{_PART}(?:\s+of\s+.*)?", re.IGNORECASE)
 _WORD = "|".join(sorted([*_SMALL, *_LARGE], key=len, reverse=True))
-_RUN = re.compile(rf"\b(?:{_WORD})(?:[\s-]+(?:and\s+)?(?:{_WORD}))*\b", re.IGNORECASE)
+_RUN = re.compile(
+    rf"(?P<minus>\b(?:minus|negative)\s+)?\b(?P<whole>(?:{_WORD})(?:[\s-]+(?:and\s+)?(?:{_WORD}))*)\b"
+    rf"(?:(?P<plus>\s+and)?(?:\s+an?|\s+one)?[\s-]+{_PART}\b)?",
+    re.IGNORECASE,
+)
 
 
 def read_words(text: str) -> tuple[Fraction, ...]:
@@ -30,17 +35,29 @@ def read_words(text: str) -> tuple[Fraction, ...]:
     Example:
         >>> read_words("She needs twenty-one of them.")
         (Fraction(21, 1),)
+        >>> read_words("minus two and a half")
+        (Fraction(-5, 2),)
     """
-    runs = _RUN.findall(text)
-    if not runs:
-        part = _PART.fullmatch(text.strip(" \n.!"))
-        return (Fraction(1, _PARTS[part[1].lower()]),) if part else ()
+    found = list(_RUN.finditer(text))
+    if not found:
+        part = _PART_ALONE.fullmatch(text.strip(" \n.!"))
+        return (Fraction(1, _PARTS[part["part"].lower()]),) if part else ()
+    run = found[-1]
+    value = _whole(run["whole"])
+    if run["part"]:
+        share = Fraction(1, _PARTS[run["part"].lower()])
+        value = value + share if run["plus"] else value * share
+    subtracted = len(found) > 1 and not text[found[-2].end() : run.start()].strip()
+    return (-value if run["minus"] and not subtracted else value,)
+
+
+def _whole(words: str) -> Fraction:
     total, current = 0, 0
-    for word in re.findall(_WORD, runs[-1].lower()):
+    for word in re.findall(_WORD, words.lower()):
         if word in _SMALL:
             current += _SMALL[word]
         elif word == "hundred":
             current = max(current, 1) * 100
         else:
             total, current = total + max(current, 1) * _LARGE[word], 0
-    return (Fraction(total + current),)
+    return Fraction(total + current)
