@@ -300,6 +300,26 @@ def test_running_twice_and_running_nothing(tmp_path):
         Study.open(tmp_path / "text")
 
 
+def test_a_study_that_runs_is_not_run_again_meanwhile(tmp_path):
+    path, refused = tmp_path / "s.sqlite", []
+
+    class Twice(World):
+        def __call__(self, candidate, items):
+            if not refused:
+                with Study.open(path) as second, pytest.raises(InputError, match="another process is writing there"):
+                    second.resume(World())
+                refused.append(True)
+            return super().__call__(candidate, items)
+
+    with Study.open(path) as study:
+        study.run(design(), Twice())
+        assert refused
+        assert study.ended
+        assert study.failure is None
+        study.resume(World())  # the lock has been released
+    assert [each.name for each in tmp_path.iterdir()] == ["s.sqlite"]
+
+
 def test_a_store_that_does_not_replay_is_refused(tmp_path):
     study = Study.open(tmp_path / "s.sqlite")
     study.run(design(population=5, generations=2), World())

@@ -8,10 +8,13 @@ study.best().values
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from os import PathLike
 
+from merganser.engine.disk import Disk
+from merganser.engine.lock import Lock
 from merganser.errors import InputError, MerganserError
 from merganser.evolve import ranking
 from merganser.evolve.costs import Forecast, StudyCost, forecast, measure_cost
@@ -81,10 +84,11 @@ class Study(Shown):
         """
         if self.store.get("design") is not None:
             raise InputError(f"{self.store.path}: already contains a study; resume it, or choose another file")
-        run = _run(self.store, design, evaluate, calibration, workers, ray, on_event)
-        # Everything invalid has been refused by now, without changing the file.
-        self.store.set(design=to_document(design), files=dict(files or {}))
-        return self._completed(run)
+        with self._locked():
+            run = _run(self.store, design, evaluate, calibration, workers, ray, on_event)
+            # Everything invalid has been refused by now, without changing the file.
+            self.store.set(design=to_document(design), files=dict(files or {}))
+            return self._completed(run)
 
     def resume(
         self,
@@ -96,7 +100,17 @@ class Study(Shown):
         on_event: Listener | None = None,
     ) -> Trial | None:
         """Continue from the file; finished trials are replayed, not evaluated again."""
-        return self._completed(_run(self.store, self.design, evaluate, calibration, workers, ray, on_event))
+        with self._locked():
+            return self._completed(_run(self.store, self.design, evaluate, calibration, workers, ray, on_event))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Refuse to run a study that another process runs: both would do the same work, and the first would fail."""
+        lock = Lock(self.store.path, Disk())
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _completed(self, run: StudyRun) -> Trial | None:
         if self.failure is not None:

@@ -106,7 +106,8 @@ def as_list(text: str, quantities: list[Quantity]) -> tuple[Reading, ...]:
         return ()
     members = [quantity.readings[0] for quantity in quantities]
     numbers = [member for member in members if isinstance(member, Fraction)]
-    return (_list_of(*members), *([("tuple", *numbers)] if len(numbers) == len(members) else []))
+    ordered: tuple[Reading, ...] = (("tuple", *numbers),) if len(numbers) == len(members) else ()
+    return (_list_of(*members), *ordered)
 
 
 def as_tuple(text: str) -> tuple[Reading, ...]:
