@@ -37,6 +37,8 @@ def test_steps_are_round_and_not_much_larger(step):
 def test_ticks_say_what_a_person_would():
     assert [tick.text for tick in Axis(0.78, 0.91).ticks()] == ["0.80", "0.85", "0.90"]
     assert [tick.text for tick in Axis(-5, 5).ticks()] == ["−4", "−2", "0", "2", "4"]
+    assert [tick.text for tick in Axis(0.9, 3.1, whole=True).ticks()] == ["1", "2", "3"]
+    assert [tick.text for tick in Axis(0.0, 12.4, whole=True).ticks()] == ["0", "5", "10"]
     assert [tick.text for tick in Axis(0, 12_000).ticks()] == ["0", "2,500", "5,000", "7,500", "10,000"]
     assert [tick.text for tick in Axis(0.02, 300, log=True).ticks()] == ["0.1", "1", "10", "100"]
     assert [tick.text for tick in Axis(1, 9, log=True).ticks()] == ["1", "2", "5"]

@@ -194,7 +194,8 @@ class _Listener:
         self._json = as_json
 
     def __call__(self, event: Event) -> None:
-        left = event.forecast.seconds if event.forecast else None
+        known = event.forecast is not None and event.forecast.seconds == event.forecast.seconds
+        left = event.forecast.seconds if event.forecast and known else None
         if self._json:
             from merganser.evolve.schema import to_document
 
@@ -205,10 +206,10 @@ class _Listener:
         if event.trial is not None:
             failed = f": {event.trial.reason}" if event.trial.reason else ""
             words.append(_named(event.trial.objectives) or f"{event.trial.state}{failed}")
-        if left is not None and left == left:
+        if left is not None:
             words.append(f"about {show_time(left)} left")
         self._reporter.line("  ".join(words))
-        self._reporter(event.done, event.total, event.phase)
+        self._reporter(event.done, event.total, event.phase, left)
 
 
 def _describe(loaded: Any, as_json: bool) -> None:

@@ -45,7 +45,8 @@ class ProgressReporter:
         if self._bar is not None:
             self._bar.stop()
 
-    def __call__(self, done: int, total: int, name: str = "") -> None:
+    def __call__(self, done: int, total: int, name: str = "", left: float | None = None) -> None:
+        """Report an event; `left` are the seconds left, if more is known than the rate."""
         now = time.monotonic()
         if self._first is None:  # what was done before, also by an earlier run, does not count
             self._first, self._began = done, now
@@ -55,14 +56,14 @@ class ProgressReporter:
             emit({"event": "progress", "done": done, "total": total, "name": name, **speed})
         elif self._bar is not None:
             width = self._bar.console.width
-            amounts = self._amounts(done, total, rate, width < WIDE)
+            amounts = self._amounts(done, total, rate, left, brief=width < WIDE)
             shown = {"amounts": amounts, "name": _end(name, width - BAR - len(self._doing + amounts) - 3)}
             if self._task is None:
                 self._task = self._bar.add_task(self._doing, total=total, completed=done, **shown)
             self._bar.update(self._task, completed=done, total=total, **shown)
         elif now - self._spoke >= LOG_SECONDS:
             self._spoke = now
-            say(f"{done / max(1, total):4.0%}  {self._amounts(done, total, rate)}", sys.stderr)
+            say(f"{done / max(1, total):4.0%}  {self._amounts(done, total, rate, left)}", sys.stderr)
 
     def follow(self, progress: Progress) -> None:
         """Report the progress of a merge."""
@@ -74,21 +75,23 @@ class ProgressReporter:
         self._steps += 1
 
     def line(self, text: str) -> None:
-        """Print a line on standard error without breaking the bar."""
+        """Print a line on standard error without breaking the bar; in a log, it is news enough for a while."""
+        self._spoke = time.monotonic()
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             say(text, sys.stderr)
 
-    def _amounts(self, done: int, total: int, rate: float, brief: bool = False) -> str:
+    def _amounts(self, done: int, total: int, rate: float, left: float | None, brief: bool = False) -> str:
         """Return the amount done, the rate and the time left; in brief without the rate."""
-        left = f"  {show_time((total - done) / rate)} left" if rate > 0 else ""
+        seconds = (total - done) / rate if left is None and rate > 0 else left
+        ahead = "" if seconds is None else f"  {show_time(seconds)} left"
         if self._unit != BYTES:
-            return f"{done:,} of {total:,} {self._unit}{left}"
+            return f"{done:,} of {total:,} {self._unit}{ahead}"
         if brief:
-            return f"{done / max(1, total):.0%} of {show_size(total)}{left}"
+            return f"{done / max(1, total):.0%} of {show_size(total)}{ahead}"
         speed = f"  {show_size(rate)}/s" if rate > 0 else ""
-        return f"{show_size(done)} of {show_size(total)}{speed}{left}"
+        return f"{show_size(done)} of {show_size(total)}{speed}{ahead}"
 
 
 def _end(name: str, room: int) -> str:

@@ -331,7 +331,7 @@ class StudyRun:
             have, values = known[outcome.job.number], None if isinstance(candidate, str) else candidate
             blank = Trial(kind, label, "done", values=values, recalled=count_answers(have))
             trial = self._ended(blank, recall(outcome, have), mean_scores)
-            self.on_event(Event(phase, done, len(jobs), trial))
+            self.on_event(Event(phase, done, len(jobs), trial, forecast(self.store, self.design)))
 
     def _done(self, kind: str, label: str) -> Trial | None:
         return next((t for t in self.store.trials(kind, label) if t.state == "done"), None)

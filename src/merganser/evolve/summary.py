@@ -14,7 +14,14 @@ from merganser.evolve.arrays import Array
 from merganser.evolve.costs import StudyCost
 from merganser.evolve.design import Design
 from merganser.evolve.estimators import Estimator, compare
-from merganser.evolve.intervals import Interval, objective_error, paired_interval, score_interval, standard_error
+from merganser.evolve.intervals import (
+    Interval,
+    objective_error,
+    objective_interval,
+    paired_interval,
+    score_interval,
+    standard_error,
+)
 from merganser.evolve.objectives import Objective
 from merganser.evolve.preparation import Prepared
 from merganser.evolve.runfile import RunFile
@@ -194,7 +201,7 @@ def _tested(design: Design, answers: Mapping[str, Array]) -> dict[str, Any]:
         "objectives": {o.name: o.value(test) for o in known},
         "objective_errors": {o.name: objective_error(o, answers) for o in known},
         "items": {measure: len(values) for measure, values in answers.items()},
-        "intervals": {measure: score_interval(values) for measure, values in answers.items()},
+        "intervals": _intervals(design, answers),
     }
 
 
@@ -209,8 +216,19 @@ def tested_endpoints(summary: Summary) -> list[tuple[str, Tested]]:
 
 
 def unseen_intervals(study: Study, label: str) -> dict[str, Interval]:
-    """Return the scores of a trial, or an endpoint, on the test items, with 95 % intervals; empty if it has none."""
-    return {measure: score_interval(values) for measure, values in _test_answers(study, label).items()}
+    """Return the objectives of a trial, or an endpoint, on the test items, then the measures that they combine, with
+    95 % intervals; empty if it was not tested.
+    """
+    return _intervals(study.design, _test_answers(study, label))
+
+
+def _intervals(design: Design, answers: Mapping[str, Array]) -> dict[str, Interval]:
+    known = [o for o in design.objectives if all(measure in answers for measure in o.measures)]
+    measures = (measure for objective in known for measure in objective.measures)
+    found = {measure: score_interval(answers[measure]) for measure in measures}
+    return {o.name: objective_interval(o, answers) for o in known} | {
+        measure: interval for measure, interval in found.items() if measure not in {o.name for o in known}
+    }
 
 
 def compare_winner(study: Study, objective: Objective, winner: Trial) -> tuple[str, Interval] | None:

@@ -15,7 +15,7 @@ from merganser.evolve.summary import Summary, Tested, summarize, tested_endpoint
 from merganser.report.charts import Dot, Series, dot_plot, line_chart, parallel_coordinates
 from merganser.report.page import Page
 
-#: Variables with an axis of their own in parallel coordinates, and measures with a picture of their intervals.
+#: Variables with an axis of their own in parallel coordinates, and scores with a picture of their intervals.
 AXES, MEASURES = 8, 4
 
 
@@ -103,15 +103,16 @@ def _winners(page: Page, study: Study, summary: Summary) -> None:
     page.heading("Winners on unseen items")
     measures = sorted({measure for winner in summary.winners for measure in winner.test})
     models = [*((_name(winner.trial), winner) for winner in summary.winners), *tested_endpoints(summary)]
-    for measure in measures[:MEASURES]:
-        known = [(name, own.intervals[measure]) for name, own in models if measure in own.intervals]
+    scores = dict.fromkeys(score for winner in summary.winners for score in winner.intervals)
+    for score in list(scores)[:MEASURES]:
+        known = [(name, own.intervals[score]) for name, own in models if score in own.intervals]
         dots = [Dot(name, found.value, found.low, found.high) for name, found in known]
-        page.chart(dot_plot(dots, measure, caption=f"{measure} on unseen items, with 95 % intervals."))
+        page.chart(dot_plot(dots, score, caption=f"{score} on unseen items, with 95 % intervals."))
     sums = [o.name for o in study.design.objectives if o.measures != {o.name: 1.0}]
     rows = [[name, *_scores(tested, sums, measures)] for name, tested in models]
     columns = ["model", *(column for name in [*sums, *measures] for column in (name, f"± {name}"))]
     counts = {m: n for winner in summary.winners for m, n in winner.items.items()}
-    items = ", ".join(f"{count} of {measure}" for measure, count in sorted(counts.items()))
+    items = ", ".join(f"{count} of {measure}" for measure, count in sorted(counts.items()) if "." not in measure)
     page.table(columns, rows, f"Means and standard errors over the test items: {items or 'not tested yet'}")
     for sentence in (*summary.verdicts.values(), *summary.biases.values()):
         page.text(sentence)

@@ -25,11 +25,14 @@ class Tick:
 
 @dataclass(frozen=True)
 class Axis:
-    """The range of values that an axis shows, on a linear or a logarithmic scale."""
+    """The range of values that an axis shows, on a linear or a logarithmic scale; with ticks at `whole` numbers only,
+    for counts.
+    """
 
     low: float
     high: float
     log: bool = False
+    whole: bool = False
 
     @classmethod
     def around(cls, values: Iterable[float | None], *, log: bool = False) -> Axis:
@@ -57,6 +60,8 @@ class Axis:
 
     def _steps(self, count: int) -> list[tuple[float, str]]:
         step = round_step((self.high - self.low) / count)
+        if self.whole:
+            step = max(1.0, step if step.is_integer() else 2 * step)
         first, last = math.ceil(self.low / step), math.floor(self.high / step)
         decimals = max(0, -math.floor(math.log10(step) + 1e-9))
         if round(step * 10**decimals, 6) != round(step * 10**decimals):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from merganser.report.charts.axes import Axis, Tick, can_show
 from merganser.report.charts.frame import frame, tooltip
@@ -64,6 +64,7 @@ def line_chart(
     names = list(dict.fromkeys(p for s in series for p in s.xs if isinstance(p, str)))
     points = [_points(one, {name: float(i) for i, name in enumerate(names)}) for one in series]
     across = Axis.around([p for line in points for p, _ in line], log=log_x)
+    across = replace(across, whole=all(isinstance(p, int) for s in series for p in s.xs))
     up = Axis.around([*(v for line in points for _, v in line), *guides, *include], log=log_y)
     marks = [f'<path class="guide" d="M0 {100 - up.place(g):.2f}H100"/>' for g in guides]
     legend = list(dict.fromkeys(one.legend for one in series))
