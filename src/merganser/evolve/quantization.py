@@ -6,6 +6,7 @@ that a large model fits on a small device. It answers a little differently, whic
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ class Quantization:
     def __call__(self, layer: nn.Linear) -> nn.Module:
         """Return a quantised copy of a linear layer."""
         bnb = require("bitsandbytes", "quantize")
+        # It warns at every multiplication that inputs of int8 layers are rounded to float16.
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
         weight, bias = layer.weight.detach().clone(), layer.bias is not None
         copy: Any
         if self.form == "int8":
