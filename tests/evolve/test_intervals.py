@@ -8,7 +8,13 @@ from scipy.stats import binomtest
 from synthetic_designs import design
 from synthetic_world import ITEMS, World
 
-from merganser.evolve.intervals import objective_interval, paired_interval, score_interval, standard_error
+from merganser.evolve.intervals import (
+    gain_over_best,
+    objective_interval,
+    paired_interval,
+    score_interval,
+    standard_error,
+)
 from merganser.evolve.objectives import Objective
 from merganser.evolve.study import Study
 from merganser.evolve.summary import compare_winner, compared
@@ -59,6 +65,18 @@ def test_paired_intervals_hold_the_true_difference_95_times_in_100(count, differ
         found = paired_interval(QUIZ, {"quiz": left}, {"quiz": right})
         inside.append(found.low <= difference <= found.high)
     assert 0.93 <= np.mean(inside) <= 0.975
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_the_best_of_several_equal_models_is_not_lucky(number):
+    rng = np.random.default_rng(number)
+    found = []
+    for _ in range(2000):
+        hard = rng.random(48)  # what makes an item hard for all
+        own, *others = ({"quiz": (rng.random(48) < 0.7 + 0.6 * (hard - 0.5)).astype(float)} for _ in range(number + 1))
+        found.append(gain_over_best(QUIZ, own, {str(label): each for label, each in enumerate(others)})[1])
+    assert 0.93 <= np.mean([each.low <= 0 <= each.high for each in found]) <= 0.985
+    assert np.mean([each.verdict == "worse" for each in found]) <= 0.035
 
 
 def test_models_that_are_alike_are_seldom_told_apart():

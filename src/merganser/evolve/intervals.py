@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.stats import norm, t
@@ -161,6 +161,37 @@ def paired_interval(
     quantile = float(norm.ppf(0.5 + level / 2) if freedom == float("inf") else t.ppf(0.5 + level / 2, max(freedom, 1)))
     reach = quantile * variance**0.5
     return Interval(difference, min(difference, centre - reach), max(difference, centre + reach))
+
+
+def gain_over_best(
+    objective: Objective, own: Mapping[str, Array], others: Mapping[str, Mapping[str, Array]], level: float = 0.95
+) -> tuple[str, Interval]:
+    """Return the best of other models on these items, and by how much a model is better than it.
+
+    The best of several models owes a part of its score to luck on the items that chose it. The gain over it is
+    therefore underestimated, and the upper end of the interval is that of a Bonferroni correction for their number.
+
+    Args:
+        objective: The weighted sum of measures, and its direction.
+        own: Answers by measure.
+        others: Answers of the other models to the same items, by label.
+        level: The confidence level.
+
+    Returns:
+        The label of the best, and the interval of the gain.
+
+    Example:
+        >>> gain_over_best(Objective.of("quiz"), {"quiz": np.ones(30)}, {"a": {"quiz": np.zeros(30)}})[1].verdict
+        'better'
+    """
+
+    def score(label: str) -> float:
+        return objective.sign * objective.value({m: float(others[label][m].mean()) for m in objective.measures})
+
+    best = max(others, key=score)
+    gain = paired_interval(objective, own, others[best], level)
+    corrected = paired_interval(objective, own, others[best], 1 - (1 - level) / len(others))
+    return best, replace(gain, high=corrected.high)
 
 
 def _graded(values: Array) -> bool:

@@ -16,6 +16,7 @@ from merganser.evolve.design import Design
 from merganser.evolve.estimators import Estimator, compare
 from merganser.evolve.intervals import (
     Interval,
+    gain_over_best,
     objective_error,
     objective_interval,
     paired_interval,
@@ -240,12 +241,7 @@ def compare_winner(study: Study, objective: Objective, winner: Trial) -> tuple[s
     known = {label: found for label, found in others.items() if all(m in found for m in objective.measures)}
     if not known or not all(measure in own for measure in objective.measures):
         return None
-
-    def score(label: str) -> float:
-        return objective.sign * objective.value({m: float(values.mean()) for m, values in known[label].items()})
-
-    best = max(known, key=score)
-    return best, paired_interval(objective, own, known[best])
+    return gain_over_best(objective, own, known)
 
 
 def compared(study: Study, objective: Objective, winner: Trial) -> str:
