@@ -16,6 +16,7 @@ from benchmarks.reporting.sections import (
     differing,
     evolution,
     evolution_costs,
+    evolution_memory,
     evolution_racing,
     evolution_skills,
     mergeability,
@@ -95,6 +96,7 @@ PAGES = (
         "Evolution and evaluation",
         (
             Section("evolve_costs", "What a winner costs, on real models", evolution_costs.parts),
+            Section("evolve_memory", "Memory of workers, and fewer bits", evolution_memory.parts),
             Section("evolve_skills", "Two skills in one language model", evolution_skills.parts),
             Section("evolve_racing", "Racing: what a winner costs", evolution_racing.parts),
             Section("evolve", "Evolution: few evaluations", evolution.section("evolve")),
