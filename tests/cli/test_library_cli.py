@@ -146,7 +146,7 @@ def test_a_library_of_codes_and_its_report(models, tmp_path):
     caption, header, *lines = call(library.app, "report", lib).stdout.splitlines()
     assert caption == "Size and error of each layer"
     assert header.split("  ")[0] == "layer"
-    assert header.endswith("KiB  bits per entry  % of energy lost")
+    assert header.endswith("KiB  bits per entry  % of energy lost  stored as")
     assert [line.split()[0] for line in lines] == ["a", "norm"]
     told = json.loads(call(library.app, "report", lib, "--expert", "again", "--tensors", "--json").stdout)
     assert {each["expert"] for each in told["tensors"]} == {"again"}

@@ -36,9 +36,10 @@ def command(
 
     Reads configs, headers and a few thousand numbers of each model, to find models that do not share the base.
 
-    With --tensors, also prints the method, the sources and the effective parameters of every tensor; on a terminal,
-    tensors that differ only in the numbers of their names share a line. With --native, only prints the recipe (in
-    mergekit's format, or with an expression) in native keys; save it beside RECIPE, since paths are relative to it.
+    With --tensors, also prints every method with its sources and effective parameters, above the tensors that it
+    merges; tensors that differ only in the numbers of their names share a line. With --native, only prints the
+    recipe (in mergekit's format, or with an expression) in native keys; save it beside RECIPE, since paths are relative
+    to it.
     """
     if native:
         show_native(recipe, as_json)
@@ -73,7 +74,7 @@ def show_plan(
     from merganser.checkpoints.opening import open_headers
     from merganser.checkpoints.sidecars import prepare_sidecars
     from merganser.engine.workers import check_workers
-    from merganser.report.plans import describe_tensors, tensor_table
+    from merganser.report.plans import describe_tensors, tensor_list
 
     memory_limit(memory)
     check_workers(workers, device)
@@ -82,7 +83,7 @@ def show_plan(
     rows = describe_tensors(merge.quantises or merge) if tensors else None
     show_merge(merge, memory, workers, as_json, rows)
     if rows is not None and not as_json:
-        say("\n" + tensor_table(rows).text())
+        say(f"\n{tensor_list(rows)}")
 
 
 def show_merge(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from merganser.report.contents import shorten_blocks
 from merganser.report.page import Page
 from merganser.report.tables import Table
 
-_STORED = ("stored as", "KiB", "bits per entry", "% of energy lost")
 _SOUND = {True: "yes", False: "NO", None: "unknown"}
 
 
@@ -96,21 +95,25 @@ def _curves(page: Page, library: Library) -> None:
 
 def layer_table(layers: Iterable[LayerReport]) -> Table:
     """Return the size and error of every layer, over the experts together."""
-    rows = [
-        [each.layer, ", ".join(f"{count} {code}" for code, count in each.codes.items()), *_size_and_error(each)]
-        for each in layers
-    ]
-    return Table(["layer", *_STORED], rows, "Size and error of each layer")
+    rows = [(each.layer, each, ", ".join(f"{count} {code}" for code, count in each.codes.items())) for each in layers]
+    return _stored_table("layer", rows)
 
 
 def tensor_table(tensors: Iterable[TensorReport]) -> Table:
     """Return the size and error of every tensor of every expert."""
-    rows = [[f"{each.expert}: {each.tensor}", each.code, *_size_and_error(each)] for each in tensors]
-    return Table(["tensor", *_STORED], rows, "Size and error of each tensor")
+    return _stored_table("tensor", [(f"{each.expert}: {each.tensor}", each, each.code) for each in tensors])
 
 
-def _size_and_error(each: LayerReport | TensorReport) -> list[float | None]:
-    return [each.nbytes / 2**10, each.bits, None if each.lost is None else 100 * each.lost]
+def _stored_table(what: str, rows: Sequence[tuple[str, LayerReport | TensorReport, str]]) -> Table:
+    """Return a table of sizes, and of errors if any but those of tensors stored whole is known."""
+    known = any(each.lost for _, each, _ in rows)
+
+    def lost(each: LayerReport | TensorReport) -> list[float | None]:
+        return [None if each.lost is None else 100 * each.lost] if known else []
+
+    columns = [what, "KiB", "bits per entry", *(["% of energy lost"] if known else []), "stored as"]
+    cells = [[name, each.nbytes / 2**10, each.bits, *lost(each), code] for name, each, code in rows]
+    return Table(columns, cells, f"Size and error of each {what}")
 
 
 def _opened(directory: Path) -> tuple[Library | None, str]:

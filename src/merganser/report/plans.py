@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from merganser.plain import plain
 from merganser.report.collapsing import collapse
-from merganser.report.tables import Table
 from merganser.units import show_size
 
 if TYPE_CHECKING:
@@ -100,20 +99,25 @@ def describe_tensors(merge: Merge) -> list[dict[str, Any]]:
     ]
 
 
-def tensor_table(rows: list[dict[str, Any]]) -> Table:
-    """Return a table with one line for tensors that differ only in numbers; renamed sources are shown as MODEL:NAME."""
+def tensor_list(rows: list[dict[str, Any]]) -> str:
+    """Return every rule, with its sources and parameters, above the tensors that it merges.
 
-    def cells(row: dict[str, Any]) -> tuple[str, ...]:
-        def shown(source: dict[str, str]) -> str:
-            same = source["tensor"] == row["name"]
-            return source["model"] if same else f"{source['model']}:{source['tensor']}"
-
+    Tensors that differ only in numbers share a line, and renamed sources are shown as MODEL:NAME.
+    """
+    rules: dict[str, list[tuple[str, str]]] = {}
+    for row in rows:
+        base = f"; base {row['base']['model']}" if row["base"] else ""
+        sources = [*row["sources"], *([row["base"]] if row["base"] else [])]
+        renamed = [f"{each['model']}:{each['tensor']}" for each in sources if each["tensor"] != row["name"]]
         parameters = ", ".join(f"{name} {_value(value)}" for name, value in row["parameters"].items())
-        base = [f"base {shown(row['base'])}"] if row["base"] else []
-        return row["method"], ", ".join([*map(shown, row["sources"]), *base]), parameters
-
-    lines = collapse([(row["name"], cells(row)) for row in rows])
-    return Table(("tensor", "method", "sources", "parameters"), [(name, *rest) for name, rest in lines])
+        models = ", ".join(each["model"] for each in row["sources"])
+        rule = f"{row['method']} of {models}{base}{parameters and '; '}{parameters}"
+        rules.setdefault(rule, []).append((row["name"], ", ".join(renamed)))
+    parts = []
+    for rule, tensors in rules.items():
+        lines = [f"{name} from {renamed}" if renamed else name for name, renamed in collapse(tensors)]
+        parts.append("\n    ".join([rule, *lines]))
+    return "\n\n".join(parts)
 
 
 def _downloads(merge: Merge) -> dict[str, int]:

@@ -46,20 +46,27 @@ class Table:
         ]
         cells = [list(self.columns), *([show(value) for value in row] for row in self.rows)]
         room = terminal_width() if width is None else width
-        widths = [max(len(line[i]) for line in cells) for i in range(len(self.columns))]
+        full = [max(len(line[i]) for line in cells) for i in range(len(self.columns))]
         kept = [number or _are_ranges([line[i] for line in cells[1:]]) for i, number in enumerate(numeric)]
-        least = [size if keep else min(size, _LEAST) for size, keep in zip(widths, kept, strict=True)]
-        widths = _shrink(widths, [_least([line[0] for line in cells], room), *least[1:]], room)
-        groups = _groups(widths, room)
-        sentences = any(line[-1].count(" ") >= _SENTENCE for line in cells) if len(widths) > 1 else False
-        cells = [row for line in cells for row in _fit(line, widths, sentences and len(groups) == 1)]
-        parts = [
-            "\n".join(
-                "  ".join(line[i].rjust(widths[i]) if numeric[i] else line[i].ljust(widths[i]) for i in group).rstrip()
-                for line in cells
+        least = [size if keep else min(size, _LEAST) for size, keep in zip(full, kept, strict=True)]
+        least[:1] = [_least([line[0] for line in cells], room)] if least else []
+        narrow = _shrink(full, least, room)
+        full[:1], least[:1] = narrow[:1], narrow[:1]  # the first column looks the same in every part
+        parts = []
+        for group in _groups(narrow, room):
+            widths = _shrink([full[i] for i in group], [least[i] for i in group], room)
+            chosen = [[line[i] for i in group] for line in cells]
+            sentences = len(group) > 1 and any(line[-1].count(" ") >= _SENTENCE for line in chosen)
+            parts.append(
+                "\n".join(
+                    "  ".join(
+                        cell.rjust(size) if numeric[i] else cell.ljust(size)
+                        for i, size, cell in zip(group, widths, row, strict=True)
+                    ).rstrip()
+                    for line in chosen
+                    for row in _fit(line, widths, sentences)
+                )
             )
-            for group in groups
-        ]
         caption = textwrap.wrap(self.caption, max(40, room), break_long_words=False, break_on_hyphens=False)
         return "\n".join([*caption, "\n\n".join(parts)])
 
