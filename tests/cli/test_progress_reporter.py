@@ -28,6 +28,7 @@ def test_a_bar_on_a_terminal(unit: str, expected: str, columns: int, monkeypatch
     with ProgressReporter("evolving", unit) as reporter:
         reporter(256, 1024, "layers.0")
         reporter.line("trial [3] done")
+        reporter.line(" ".join(["trial [4]", *["words"] * 30]))
         reporter(512, 1024, "model.layers.11.post_attention_layernorm.weight.and.a.name.without.an.end[1]")
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
     assert "evolving" in shown
@@ -36,7 +37,7 @@ def test_a_bar_on_a_terminal(unit: str, expected: str, columns: int, monkeypatch
     assert "trial [3] done" in shown
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", shown)]
     assert max(map(len, lines)) <= columns
-    assert all(line.startswith(("evolving", "trial")) for line in lines if line), "the bar is one line"
+    assert all(line.startswith(("evolving", "trial", "  words")) for line in lines if line), "the bar is one line"
 
 
 def test_lines_in_a_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,6 +55,19 @@ def test_no_speed_before_it_is_known(monkeypatch: pytest.MonkeyPatch, capsys: py
     with ProgressReporter("merging") as reporter:
         reporter(256, 1024, "w")
     assert capsys.readouterr().err == " 25%  256 B of 1.0 KiB\n"
+
+
+def test_steps_that_are_fewer_than_foreseen_are_all_done_in_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressReporter("reading", "experts", as_json=True) as reporter:
+        for name in ("math", "code"):
+            reporter.step(name, 3)
+    *begun, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [(each["done"], each["total"], each["name"]) for each in begun] == [(0, 3, "math"), (1, 3, "code")]
+    assert (last["done"], last["total"]) == (2, 2)
+    failing = ProgressReporter("reading", "experts", as_json=True)
+    failing.step("math", 2)
+    failing.__exit__(KeyError, KeyError(), None)
+    assert len(capsys.readouterr().out.splitlines()) == 1, "what failed is not done"
 
 
 def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from merganser.cli.output import emit, say
+from merganser.cli.output import emit, say, wrap_lines
 from merganser.units import show_size, show_time
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class ProgressReporter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._steps and kind is None:
+            self(self._steps, self._steps)
         if self._bar is not None:
             self._bar.stop()
 
@@ -70,7 +72,7 @@ class ProgressReporter:
         self(progress.done, progress.total, progress.name)
 
     def step(self, name: str, total: int) -> None:
-        """Report that a step begins; those before it are done. There may be fewer than `total` in the end."""
+        """Report that a step begins; those before it are done, and it is at the end. There may be fewer in the end."""
         self(self._steps, max(total, self._steps + 1), name)
         self._steps += 1
 
@@ -78,7 +80,7 @@ class ProgressReporter:
         """Print a line on standard error without breaking the bar; in a log, it is news enough for a while."""
         self._spoke = time.monotonic()
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(wrap_lines(text), markup=False, highlight=False, soft_wrap=True)
         else:
             say(text, sys.stderr)
 

@@ -253,10 +253,10 @@ def compared(study: Study, objective: Objective, winner: Trial) -> str:
     said = {
         "better": f"the winner is better than the best endpoint, {label}",
         "worse": f"the winner is worse than the best endpoint, {label}",
-        "cannot tell": f"the items cannot tell whether the winner is better than the best endpoint, {label}",
+        "cannot tell": f"cannot tell whether the winner is better than the best endpoint, {label}",
     }[gain.verdict]
     return (
-        f"By {objective.name} on unseen items {said}: item by item the gain is {gain.value:+.3f}, 95 % interval "
+        f"By {objective.name}, on unseen items: {said}; item by item the gain is {gain.value:+.3f}, 95 % interval "
         f"{gain.low:+.3f} to {gain.high:+.3f}."
     )
 
