@@ -231,6 +231,17 @@ def test_mistakes_are_named(user, options, message):
         call("a.safetensors", "b.safetensors", "out", *options)
 
 
+def test_models_that_differ_are_named(user):
+    module, _ = user
+    state = load_file("b.safetensors")
+    save_file({**state, "0.weight": torch.zeros(13, 6)}, "wide.safetensors")
+    with pytest.raises(InputError, match=r"wide.*: '0.weight' is \(13, 6\), in a.safetensors \(12, 6\)"):
+        call("a.safetensors", "wide.safetensors", "out", "--model", f"{module}:with_inputs")
+    save_file({**state, "extra": torch.zeros(2)}, "more.safetensors")
+    with pytest.raises(InputError, match=r"more.safetensors and the symmetry differ in 1 tensors; 'extra' is only in"):
+        call("a.safetensors", "more.safetensors", "out", "--model", f"{module}:with_inputs")
+
+
 def test_barriers_before_and_after_are_those_of_the_definition(user, tmp_path):
     """Against a plain loop over the weights between two networks."""
     from merganser.report import report as write_report

@@ -23,6 +23,11 @@ def test_the_engine_and_its_methods_start_without_scipy():
     assert shown.strip() == "False"
 
 
+def test_an_unknown_document_is_named_without_words_of_a_library():
+    result = CliRunner().invoke(build(), ["schema", "recpie"])
+    assert str(result.exception) == "unknown document 'recpie'; did you mean 'recipe'?"
+
+
 def test_every_command_has_help():
     app = build()
     for name in COMMANDS:

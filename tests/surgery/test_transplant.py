@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -248,9 +249,13 @@ def test_refuses_what_cannot_work(llama, tmp_path):
     vocabulary = {f"№{i}": i for i in range(420)}
     foreign["model"] = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "№0"}
     (donor / "tokenizer.json").write_text(json.dumps(foreign | {"added_tokens": []}))
-    with pytest.raises(CheckpointError, match=r"has 0 of the 420 tokens .* needs 8.*; use absent: subwords"):
+    with pytest.raises(CheckpointError, match=r"has 0 of the 420 tokens .* needs 8.*; use the rule subwords"):
         mg.surgery.transplant(model, donor)
     (donor / "tokenizer.json").unlink()
-    with pytest.raises(CheckpointError, match=r"donor has no tokenizer\.json"):
+    with pytest.raises(CheckpointError, match=r"^the tokenizer of .*donor for .*model: .*donor has no tokenizer\.json"):
         mg.surgery.transplant(model, donor)
+    same_rows = shutil.copytree(model, tmp_path / "same-rows")
+    (same_rows / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"same-rows has no tokenizer\.json"):
+        mg.surgery.transplant(model, same_rows)
     assert not (tmp_path / "out").exists()

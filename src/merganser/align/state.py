@@ -62,27 +62,26 @@ def states_of(models: Sequence[Model], symmetry: Symmetry, least: int = 1) -> li
     states = [_complete(_copied(model), symmetry) for model in models]
     if len(states) < least:
         raise InputError(f"needs at least {least} models, got {len(states)}")
-    for position, state in enumerate(states):
+    for position, (model, state) in enumerate(zip(models, states, strict=True)):
+        label = model.label if isinstance(model, Checkpoint) else f"model {position}"
         if odd := sorted(state.keys() ^ symmetry.axes.keys()):
             where = "only in the model" if odd[0] in state else "only in the symmetry"
-            raise InputError(f"model {position} and the symmetry differ in {len(odd)} tensors; {odd[0]!r} is {where}")
+            raise InputError(f"{label} and the symmetry differ in {len(odd)} tensors; {odd[0]!r} is {where}")
         for name, tensor in state.items():
             if tuple(tensor.shape) != (expected := symmetry.tensor_shape(name)):
                 raise InputError(
-                    f"{name!r} of model {position} is {tuple(tensor.shape)}, the symmetry was derived for {expected}"
+                    f"{name!r} of {label} is {tuple(tensor.shape)}, the symmetry was derived for {expected}"
                 )
             if tensor.is_meta:
-                raise InputError(f"{name!r} of model {position} is on the meta device: it has no values to align")
+                raise InputError(f"{name!r} of {label} is on the meta device: it has no values to align")
             if tensor.is_floating_point() and tensor.element_size() == 1:
-                raise InputError(f"{name!r} of model {position} is {tensor.dtype}: convert it to a wider type first")
+                raise InputError(f"{name!r} of {label} is {tensor.dtype}: convert it to a wider type first")
         for name in (name for name in symmetry.axes if name not in symmetry.buffers):
             if state[name].is_complex() != states[0][name].is_complex():
                 own, first = ("complex" if s[name].is_complex() else "real" for s in (state, states[0]))
-                raise InputError(
-                    f"{name!r} of model {position} is {own}, of model 0 it is {first}: use one type for all"
-                )
+                raise InputError(f"{name!r} of {label} is {own}, of model 0 it is {first}: use one type for all")
             if not torch.isfinite(state[name]).all():
-                raise InputError(f"{name!r} of model {position} has entries that are not finite")
+                raise InputError(f"{name!r} of {label} has entries that are not finite")
     return [symmetry.canonical.of(state) for state in states]
 
 

@@ -123,19 +123,17 @@ def _align(
 
     opened = [open_checkpoint(path) for path in named.values()]
     check_replaceable(out, [file for checkpoint in opened for file in checkpoint.files()])
-    steps = len(named) + (5 if measure else 4)
+    _check_shapes(opened)
+    steps = 5 if measure else 4
     with ProgressReporter("aligning", "steps") as reporter:
-        states = []
-        for name, checkpoint in zip(named, opened, strict=True):
-            reporter.step(f"reading {name}", steps)
-            states.append(checkpoint.state_dict())
         if permutations is not None:
-            found = align.Universe.load(permutations, states)
+            reporter.step("reading", steps)
+            found = align.Universe.load(permutations, opened)
         else:
             reporter.step("deriving the symmetry", steps)
             symmetry = derive(opened[0])
             reporter.step("matching", steps)
-            found = _match(states, symmetry, matching, seed)
+            found = _match(opened, symmetry, matching, seed)
         reporter.step("comparing", steps)
         stored = [once({*checkpoint.names(), *checkpoint.aliases()}, found.symmetry) for checkpoint in opened]
         report = {"method": "given" if permutations else matching, **_report(list(named), found)}
@@ -149,15 +147,29 @@ def _align(
     _show({**report, "out": str(out), "merged": merged}, as_json)
 
 
-def _match(states: Sequence[dict[str, Tensor]], symmetry: Symmetry, matching: str, seed: int) -> Universe:
+def _check_shapes(opened: Sequence[Checkpoint]) -> None:
+    """Refuse networks of different shapes, before any weight is read."""
+    from merganser.errors import InputError
+
+    first = opened[0]
+    for other in opened[1:]:
+        for name in (name for name in first.names() if name in other):
+            own, expected = (tuple(each.spec(name).shape) for each in (other, first))
+            if own != expected:
+                raise InputError(
+                    f"{other.label}: {name!r} is {own}, in {first.label} {expected}; align networks of one architecture"
+                )
+
+
+def _match(models: Sequence[Checkpoint], symmetry: Symmetry, matching: str, seed: int) -> Universe:
     from merganser import align
 
     if matching == "universe":
-        return align.universe(states, symmetry)
+        return align.universe(models, symmetry)
     if matching == "merge_many":
-        return align.merge_many(states, symmetry, seed=seed)
+        return align.merge_many(models, symmetry, seed=seed)
     options = {"seed": seed} if matching == "weights" else {}
-    return align.match_to_reference(states, symmetry, method=matching, **options)
+    return align.match_to_reference(models, symmetry, method=matching, **options)
 
 
 def once(names: set[str], symmetry: Symmetry) -> set[str]:

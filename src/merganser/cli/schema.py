@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from merganser.cli.options import Json
 from merganser.cli.output import emit, write
+from merganser.errors import one_of
 
 
 def command(
     document: Annotated[
-        Literal["recipe", "run"],
+        str,
         typer.Argument(
             metavar="DOCUMENT", help="Document to describe: recipe (of a merge) or run (run file of evolve)."
         ),
@@ -26,6 +27,7 @@ def command(
 
     Save it beside your files and name it in their first line: # yaml-language-server: $schema=recipe.schema.json
     """
+    one_of("document", document, ("recipe", "run"))
     if document == "recipe":
         from merganser.recipes.json_schema import recipe_schema
 

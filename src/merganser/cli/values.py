@@ -1,4 +1,4 @@
-"""Values of arguments and options that need no conversion: text, choices, paths, defaults, and what was not given.
+"""Values of arguments and options that need no conversion: text, paths, defaults, and what was not given.
 
 typer converts all of these with pydantic, whose import takes as long as the answer of many commands. Numbers that the
 user types are still converted and checked by typer.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 
 def take_plain_values(context: Any, commands: Iterable[Any]) -> None:
@@ -44,9 +44,7 @@ def _shortcut(parameter: Any, annotation: Any) -> Callable[[Any, Any], Any]:
 
 
 def _is_plain(value: Any, annotation: Any) -> bool:
-    """Return whether a value is of its parameter's type, one of its choices, or a path that can be read or created."""
+    """Return whether a value is of its parameter's type, or a path that can be read or created."""
     if annotation is Path and type(value) is str:
         return os.access(value, os.R_OK) or not os.path.lexists(value)
-    if get_origin(annotation) is Literal:
-        return value in get_args(annotation)
     return annotation in (str, int, float, bool) and type(value) is annotation

@@ -72,8 +72,8 @@ def check_shared(known: Vocabularies, model: int, shared: int, total: int) -> No
     if options.absent in FITTED and shared < needed:
         raise CheckpointError(
             f"{known.where}: {known.label(model)} has {shared} of the {total} tokens of {known.label(known.source)}, "
-            f"too few to fit the others (absent: {options.absent} needs {needed}); use absent: subwords, or a source "
-            "of the same script"
+            f"too few to fit the others ({options.absent} needs {needed}); use the rule subwords, or a source of the "
+            "same script"
         )
 
 

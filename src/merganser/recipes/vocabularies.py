@@ -64,7 +64,7 @@ def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
         if height is None:
             raise CheckpointError(f"{where}: {named.label} has no token embedding, so no vocabulary to unify")
     heights = [height or 0 for height in found]
-    tokens = _tokens(table, heights, where, notes)
+    tokens = _tokens(table, heights, model, where, notes)
     for named, each, height in zip(table.models, tokens, heights, strict=True):
         _check_ids(each, height, f"{where}: {named.label}")
     known = Vocabularies(options, where, table, model, tokens, heights)
@@ -210,22 +210,21 @@ def _ids(table: SourceTable, model: int) -> Mapping[str, int]:
     return tokens.ids if tokens else {}
 
 
-def _tokens(table: SourceTable, heights: Sequence[int], where: str, notes: list[str]) -> list[Tokens]:
-    base = table.tokens(0)
-    if base is None:
-        raise CheckpointError(
-            f"{where}: {table.models[0].label} has no tokenizer.json, vocab.json or vocab.txt to take a vocabulary from"
-        )
-    found = [base]
-    for i in range(1, len(table)):
+def _tokens(table: SourceTable, heights: Sequence[int], source: int, where: str, notes: list[str]) -> list[Tokens]:
+    """Return the tokens of every model; one without a tokenizer, unless it is the source, has those of the first."""
+    base, lacks = table.tokens(0), "has no tokenizer.json, vocab.json or vocab.txt"
+    found = []
+    for i, model in enumerate(table.models):
         own = base if _same_file(table, i) else table.tokens(i)
+        if own is None and (base is None or i == source):
+            raise CheckpointError(f"{where}: {model.label} {lacks} to take a vocabulary from")
         if own is None and heights[i] != heights[0]:
             raise CheckpointError(
-                f"{where}: {table.models[i].label} has no tokenizer.json, vocab.json or vocab.txt, and its "
-                f"{heights[i]} embedding rows are not the {heights[0]} of {table.models[0].label}"
+                f"{where}: {model.label} {lacks}, and its {heights[i]} embedding rows are not the {heights[0]} of "
+                f"{table.models[0].label}"
             )
         if own is None:
-            notes.append(f"{table.models[i].label} has no tokenizer; that of {table.models[0].label} is assumed")
+            notes.append(f"{model.label} has no tokenizer; that of {table.models[0].label} is assumed")
         found.append(own or base)
     return found
 

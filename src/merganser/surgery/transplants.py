@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.nested import Merged
 from merganser.errors import InputError, one_of
 from merganser.recipes.loading import load
 from merganser.recipes.planning import prepare
-from merganser.recipes.schema import ABSENT, DEFAULT_TERMS
+from merganser.recipes.schema import ABSENT, DEFAULT_TERMS, Places
 
 
 def transplant(
@@ -60,5 +62,6 @@ def transplant(
         options["terms"] = DEFAULT_TERMS if terms is None else terms
     document = {"method": "passthrough", "models": [changed.label], "output": {"tokenizer": options}}
     opened = {changed.label: changed, source.label: source}
-    prepared = prepare(load(document, held=opened), opened.__getitem__)
+    places = Places({"output.tokenizer": f"the tokenizer of {source.label} for {changed.label}"})
+    prepared = prepare(replace(load(document, held=opened), places=places), opened.__getitem__)
     return Merged(prepared, f"{changed.label} with the tokenizer of {source.label}")
