@@ -123,3 +123,16 @@ def test_what_a_user_wrote_is_escaped_and_every_chart_has_a_text(chart):
     assert re.search(r'role="img" aria-label="[^"]+"', chart)
     assert not re.search(r"<(b|s|x|y|c|r|w|v)>", chart)
     assert chart.count("<figure") == chart.count("</figure>") == 1
+
+
+def test_whole_numbers_have_whole_ticks_and_narrow_logarithmic_axes_more_than_one():
+    chart = line_chart([Series("best", [1, 2, 3], [0.1, 0.2, 0.3])], "generation", "score")
+    assert re.findall(r'left:[\d.]+%">([^<]*)<', chart) == ["1", "2", "3"]
+    texts = [float(tick.text) for tick in Axis.around([438.2, 486.9], log=True).ticks()]
+    assert len(texts) > 2
+    assert all(360 < value < 590 for value in texts)
+
+
+def test_names_below_a_chart_stand_upright_on_narrow_pages():
+    chart = line_chart([Series("rank", ["embed_tokens", "layers.0"], [3, 4])])
+    assert 'class="xs upright narrow"' in chart

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -79,6 +78,7 @@ def _demonstrate(digits: Digits, out: Path, tell: Tell) -> dict[str, Any]:
 
 
 def _merge_experts(digits: Digits, out: Path, tell: Tell) -> list[list[object]]:
+    from merganser.plain import to_yaml
     from merganser.recipes.running import run
 
     base = digits.train_base()
@@ -99,7 +99,7 @@ def _merge_experts(digits: Digits, out: Path, tell: Tell) -> list[list[object]]:
         if method not in BASELESS:
             recipe["base"] = "../models/base"
         file = out / "recipes" / f"{method}.yml"
-        file.write_text(json.dumps(recipe, indent=2))  # JSON is YAML
+        file.write_text(to_yaml(recipe))
         merged = run(file, out / "merged" / method)
         rows.append(_row(method, digits, digits.load(merged), own))
     tell(Table(["model", *digits.tasks, "mean", "normalised"], rows, "Accuracy on each task").text())

@@ -108,24 +108,30 @@ def unigram_perplexity(tokenizer: Any) -> float:
     return math.exp(-math.fsum(n / total * math.log(n / total) for n in counts.values()))
 
 
+def _show(perplexity: float) -> str:
+    return f"{perplexity:,.0f}" if 1e4 <= perplexity < 1e15 else f"{perplexity:.4g}"
+
+
 def check_perplexity(own: float, parents: Mapping[str, float], vocabulary: int, unigram: float) -> Check:
     """Compare with the worst parent, or without parents with token frequencies; no model should be worse than
     guessing among all words, unless a parent is no better.
     """
     label, worst = max(parents.items(), key=lambda item: item[1], default=("", 0.0))
     if own > vocabulary:
-        guessing = f"{own:.4g}: worse than guessing among {vocabulary} words"
+        guessing = f"{_show(own)}: worse than guessing among {vocabulary:,} words"
         if worst <= vocabulary or own > DOUBTFUL * worst:
             return Check("perplexity", "fail", guessing)
-        return Check("perplexity", "warn", f"{guessing}, as is its parent {label} ({worst:.4g})")
+        return Check("perplexity", "warn", f"{guessing}, as is its parent {label} ({_show(worst)})")
     if not parents:
         if own > unigram:
             bad: Status = "fail" if own > BROKEN * unigram else "warn"
-            what = f"{own:.4g} on plain English, where the frequencies of its words alone give {unigram:.4g}"
+            what = f"{_show(own)} on plain English, where the frequencies of its words alone give {unigram:.4g}"
             return Check("perplexity", bad, f"{what}; compare it with its parents")
-        return Check("perplexity", "pass", f"{own:.4g} (no parents to compare with)")
+        return Check("perplexity", "pass", f"{_show(own)} (no parents to compare with)")
     status: Status = "fail" if own > BROKEN * worst else "warn" if own > DOUBTFUL * worst else "pass"
-    return Check("perplexity", status, f"{own:.4g}, {own / worst:.2f} times its worst parent's, {label} ({worst:.4g})")
+    return Check(
+        "perplexity", status, f"{_show(own)}, {own / worst:.2f} times its worst parent's, {label} ({_show(worst)})"
+    )
 
 
 def check_vocabulary(module: Any, tokenizer: Any) -> Check:
@@ -135,8 +141,8 @@ def check_vocabulary(module: Any, tokenizer: Any) -> Check:
         return Check("vocabulary", "skip", "no input embedding")
     rows, tokens = embedding.weight.shape[0], len(tokenizer)
     if tokens > rows:
-        return Check("vocabulary", "fail", f"{tokens} tokens for {rows} rows of the embedding")
-    return Check("vocabulary", "pass", f"{tokens} tokens, {rows} rows")
+        return Check("vocabulary", "fail", f"{tokens:,} tokens for {rows:,} rows of the embedding")
+    return Check("vocabulary", "pass", f"{tokens:,} tokens, {rows:,} rows")
 
 
 def check_end_token(module: Any, tokenizer: Any) -> Check:

@@ -101,7 +101,7 @@ def race_chart(found: Mapping[str, Any]) -> str:
         for rung in found["rungs"]
         if rung["scores"].get(label) is not None
     ]
-    legend = [f"{end} questions per task" for end in ends]
+    legend = [f"{end} {'question' if end == 1 else 'questions'} per task" for end in ends]
     return dot_plot(
         dots, "score", legend=legend, caption="Scores of the contenders on an increasing number of questions."
     )

@@ -207,6 +207,8 @@ def _trials(page: Page, study: Study) -> None:
     page.heading("Trials")
     objectives = [objective.name for objective in study.design.objectives]
     names = [variable.name for variable in study.design.search_space.variables]
+    trials = study.trials()
+    failed = any(t.reason for t in trials)
     rows = [
         [
             f"{t.generation}:{t.position}",
@@ -214,9 +216,10 @@ def _trials(page: Page, study: Study) -> None:
             *(t.objectives.get(name, "") for name in objectives),
             *((t.values or {}).get(name, "") for name in names),
             t.seconds,
-            t.reason,
+            *([t.reason] if failed else []),
         ]
-        for t in study.trials()
+        for t in trials
     ]
     estimated = (f"{name}, estimated" for name in objectives)
-    page.table(["trial", "state", *estimated, *names, "seconds", "error"], rows, "Estimates, and values searched over")
+    columns = ["trial", "state", *estimated, *names, "seconds", *(["error"] if failed else [])]
+    page.table(columns, rows, "Estimates, and values searched over")

@@ -71,8 +71,9 @@ class Axis:
     def _decades(self, count: int) -> list[tuple[float, str]]:
         first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
         if last - first < 1:  # less than two decades: round values within
-            within = [m * 10.0**e for e in range(first - 1, last + 1) for m in (1, 2, 5)]
-            return [(value, f"{value:g}") for value in within if self.low <= value <= self.high]
+            powers = [m * 10.0**e for e in range(first - 1, last + 1) for m in (1, 2, 5)]
+            within = [(value, f"{value:g}") for value in powers if self.low <= value <= self.high]
+            return within if len(within) > 2 else self._steps(count)
         every = max(1, math.ceil((last - first + 1) / count))
         return [(10.0**e, f"{10.0**e:g}") for e in range(first, last + 1, every)]
 

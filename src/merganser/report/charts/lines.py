@@ -93,6 +93,7 @@ def line_chart(
         y=y,
         legend=legend,
         caption=caption,
+        upright="narrow" if names else "",
     )
 
 
