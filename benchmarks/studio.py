@@ -1,14 +1,20 @@
-"""What a moved slider costs: a re-merge into the model in memory, beside the text it then writes, and the first page.
+"""What a moved slider costs: a re-merge into the model in memory, beside the text it then writes; and how long the
+first view of every screen takes in Chromium.
 
     python -m benchmarks.studio MODELS --base NAME --models NAME NAME
 
-MODELS is a folder with a base and two fine-tunes of it that `transformers` loads.
+MODELS is a folder with a base and two fine-tunes of it that `transformers` loads. The views need Playwright and
+Chromium (`apt install chromium`, `pip install playwright`).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,7 +22,7 @@ from typing import Any
 
 import torch
 
-from merganser.studio.app import create_app
+from merganser import studio
 from merganser.studio.player import Player, Prompt
 from merganser.studio.roots import Roots
 
@@ -70,18 +76,74 @@ def measure_limit(folder: Path, base: str, models: list[str], repeats: int) -> f
     return min(found)
 
 
-def open_home(folder: Path) -> None:
-    """Print how long the page and its first data take, from a server that has just started."""
-    from starlette.testclient import TestClient
+#: Screen -> a title, a button or a sentence that is there once the screen is of use; BASE and MODEL are checkpoints.
+SCREENS = {
+    "home": "Checkpoints",
+    "checkpoint?path=BASE": "Layer map",
+    "checkpoint?path=BASE&other=MODEL": "tensors compared",
+    "recipe": "Method",
+    "mixer": "What it says",
+    "compare": "Ask all",
+    "interference": "Measure",
+    "library": "Build",
+    "evolve": "Search for the weights",
+    "landscape": "Draw the line",
+    "jobs": "Every job",
+}
+#: Notes the time at which a text is on the page, frame by frame.
+WATCH = """(() => {
+  const look = () => [...document.querySelectorAll("h2, button, p")].some((e) => e.textContent.includes(TEXT))
+    ? (window.useful = performance.now()) : requestAnimationFrame(look);
+  requestAnimationFrame(look);
+})()"""
 
-    with tempfile.TemporaryDirectory() as state:
-        client = TestClient(create_app([folder], Path(state), "t"), base_url="http://127.0.0.1:8765")
-        began, worked = time.perf_counter(), time.process_time()
-        sizes = [len(client.get(path).content) for path in ("/", "/studio.js", "/studio.css")]
-        client.get("/api/home", headers={"authorization": "Bearer t"}).raise_for_status()
-        seconds = time.perf_counter() - began
-        print(f"first view        {seconds:6.2f} s, {time.process_time() - worked:.2f} s of processor")
-        print(f"page              {sum(sizes) / 1000:6.0f} kB")
+
+def measure_views(folder: Path, base: str, model: str, repeats: int) -> None:
+    """Print how long every screen takes in Chromium: to its first paint, and until its content is there, beside an
+    empty page of the same server.
+    """
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    command = [sys.executable, "-m", "merganser", "studio", str(folder), "--port", "0", "--json", "--state"]
+    with tempfile.TemporaryDirectory() as state, sync_playwright() as driver:
+        server = subprocess.Popen([*command, state], stdout=subprocess.PIPE, text=True)
+        try:
+            address, _, token = json.loads((server.stdout or sys.stdin).readline())["url"].partition("#token=")
+            browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+            empty = statistics.median(_load_empty(browser, address) for _ in range(repeats))
+            print(f"an empty page     {empty:5.0f} ms until it is loaded, without script and style")
+            for screen, text in SCREENS.items():
+                where = f"{address}#/{screen.replace('BASE', base).replace('MODEL', model)}"
+                found = [_load_screen(browser, where, token, text) for _ in range(repeats)]
+                paint, useful = (statistics.median(each) for each in zip(*found, strict=True))
+                print(f"{screen:<34} {paint:5.0f} ms to the first paint, {useful:5.0f} ms to its content")
+            browser.close()
+        finally:
+            server.kill()
+            server.wait()
+
+
+def _load_empty(browser: Any, address: str) -> float:
+    page = browser.new_page()
+    page.route("**/studio.*", lambda route: route.abort())
+    page.goto(address)
+    found: float = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
+    page.close()
+    return found
+
+
+def _load_screen(browser: Any, address: str, token: str, text: str) -> tuple[float, float]:
+    """Return the milliseconds from the navigation to the first paint and to the text, with nothing in the cache."""
+    page = browser.new_page()
+    page.add_init_script(f"sessionStorage.setItem('merganser-token', {token!r})")
+    page.add_init_script(WATCH.replace("TEXT", json.dumps(text)))
+    page.goto(address)
+    painted = "performance.getEntriesByName('first-contentful-paint')[0]"
+    page.wait_for_function(f"() => window.useful && {painted}", timeout=120_000)
+    found = page.evaluate(f"[{painted}.startTime, window.useful]")
+    page.close()
+    return found[0], found[1]
 
 
 def main() -> None:
@@ -91,7 +153,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", required=True)
     parser.add_argument("--repeats", type=int, default=8)
     given = parser.parse_args()
-    open_home(given.folder)
+    size = sum(file.stat().st_size for file in (Path(studio.__file__).parent / "static").iterdir())
+    print(f"page              {size / 1000:6.0f} kB")
+    measure_views(given.folder, given.base, given.models[0], 3)
     limit = measure_limit(given.folder, given.base, given.models, given.repeats)
     print(f"plain torch       {limit:6.2f} s of processor: the same sum with nothing around it")
     measure(given.folder, given.base, given.models, given.repeats)

@@ -79,20 +79,23 @@ const ramp = (t, dark) => {
 };
 const isDark = () => getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
 
-/** A matrix in colour. Arrow keys walk over it, Enter or a click picks a cell. `values[row][column]` may be null. */
-export function HeatMap({ values, rows, columns, title, low, high, onPick, format = (v) => number(v, 3), cell = 14, labels = true, square = false, log = false }) {
+/** A matrix in colour. Arrow keys walk over it, Enter or a click picks a cell. `values[row][column]` may be null; `marks`
+ * are letters on cells, `[row, column, letter]`. */
+export function HeatMap({ values, rows, columns, title, low, high, onPick, format = (v) => number(v, 3), cell = 14, labels = true, square = false, log = false, marks = [] }) {
   const [room, place] = useWidth();
   const canvas = useRef();
   const [at, set] = useState(null);
   const flat = values.flat().filter((v) => v != null && Number.isFinite(v));
   const least = low ?? Math.min(...flat, 0), most = high ?? Math.max(...flat, 1e-12);
-  const wide = columns.length, tall = rows.length;
-  const [w, h] = useMemo(() => square ? Array(2).fill(Math.max(2, Math.min(cell, Math.floor((room - 60) / wide)))) : [Math.max(4, Math.min(wide <= 4 ? 120 : 60, Math.floor((room - 60) / wide))), Math.max(3, Math.min(cell, Math.floor(460 / tall)))], [wide, tall, cell, square, room]);
+  const wide = columns.length, tall = rows.length, beside = labels ? 16 + 6.4 * Math.max(0, ...rows.map((r) => r.length)) : 4;
+  const [w, h] = useMemo(() => square ? Array(2).fill(Math.max(2, Math.min(cell, Math.floor((room - beside) / wide)))) : [Math.max(4, Math.min(wide <= 4 ? 120 : 60, Math.floor((room - beside) / wide))), Math.max(3, Math.min(cell, Math.floor(460 / tall)))], [wide, tall, cell, square, room, beside]);
   const [theme, setTheme] = useState(isDark());
   useEffect(() => {
     const change = () => setTheme(isDark());
+    const system = matchMedia("(prefers-color-scheme: dark)");
     addEventListener("theme", change);
-    return () => removeEventListener("theme", change);
+    system.addEventListener("change", change);
+    return () => { removeEventListener("theme", change); system.removeEventListener("change", change); };
   }, []);
   useEffect(() => {
     const scale = devicePixelRatio || 1, c = canvas.current;
@@ -128,9 +131,10 @@ export function HeatMap({ values, rows, columns, title, low, high, onPick, forma
           <div class="heat-frame">
             <canvas ref={canvas} tabindex="0" role="img" aria-label={`${title}. ${tall} rows, ${wide} columns${told ? `. ${told}` : ""}`} style={{ width: `${wide * w}px`, height: `${tall * h}px`, cursor: onPick ? "pointer" : "default" }}
               onMouseMove={(e) => set(find(e))} onMouseLeave={() => set(null)} onClick={(e) => { const f = find(e); if (f) onPick?.(...f); }} onKeyDown={walk} />
+            {marks.map(([i, j, letter]) => <b key={letter} class="heat-mark" aria-hidden="true" style={{ left: `${(j + 0.5) * w}px`, top: `${(i + 0.5) * h}px` }}>{letter}</b>)}
             {at && <i class="heat-cell" style={{ left: `${at[1] * w}px`, top: `${at[0] * h}px`, width: `${w}px`, height: `${h}px` }} />}
           </div>
-          {labels && <><span /><div class={`heat-columns ${w >= 90 ? "flat" : ""}`} style={{ gridTemplateColumns: `repeat(${wide}, ${w}px)` }}>{columns.map((c) => <span key={c} title={c}>{c}</span>)}</div></>}
+          {labels && <><span /><div class={`heat-columns ${w >= Math.min(90, 8 * Math.max(...columns.map((c) => c.length))) ? "flat" : ""}`} style={{ gridTemplateColumns: `repeat(${wide}, ${w}px)` }}>{columns.map((c) => <span key={c} title={c}>{c}</span>)}</div></>}
         </div>
       </div>
       <figcaption>

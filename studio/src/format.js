@@ -11,7 +11,13 @@ export const count = (n) => {
   for (const [size, unit] of [[1e9, "B"], [1e6, "M"], [1e3, "k"]]) if (n >= size) return `${(n / size).toPrecision(3)}${unit}`;
   return String(n);
 };
-export const number = (x, digits = 3) => (x == null || Number.isNaN(x) ? "–" : Number(x.toPrecision(digits)).toString());
+export const number = (x, digits = 3) => {
+  if (x == null || Number.isNaN(x)) return "–";
+  const near = Number(x.toPrecision(digits)), size = Math.abs(near);
+  return size >= 1e6 ? near.toExponential().replace("+", "") : size >= 1e3 ? near.toLocaleString("en") : near.toString();
+};
+/** A score, with as many digits as the others beside it. */
+export const score = (x) => (x == null || Math.abs(x) >= 10 ? number(x, 4) : x.toFixed(3));
 export const percent = (x, digits = 0) => (x == null ? "–" : `${(100 * x).toFixed(digits)} %`);
 export const duration = (seconds) => {
   if (seconds == null) return "";
@@ -27,6 +33,11 @@ export const ago = (time) => {
 };
 export const name = (path) => (path ?? "").replace(/\/+$/, "").split("/").pop().replace(/\.(safetensors|gguf|yml|yaml|sqlite)$/, "");
 
+/** Names of tensors without what they all begin with. */
+export const ends = (names) => {
+  const shared = (names[0] ?? "").split(".").filter((_, i, words) => i < words.length - 1 && names.every((n) => n.startsWith(`${words.slice(0, i + 1).join(".")}.`))).join(".");
+  return shared ? names.map((n) => n.slice(shared.length + 1)) : names;
+};
 /** The block of a tensor (up to its first number) and what is left of its name. */
 export const place = (tensor) => {
   const found = tensor.match(/^((?:[^.]+\.)*?\d+)\.(.+)$/);

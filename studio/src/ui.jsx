@@ -1,7 +1,7 @@
 // Small parts that every screen is made of.
-import { useEffect, useId, useState } from "preact/hooks";
+import { useEffect, useId, useMemo, useState } from "preact/hooks";
 import { get } from "./api.js";
-import { number } from "./format.js";
+import { score } from "./format.js";
 
 export const Card = ({ title, actions, children, class: given = "", ...rest }) => (
   <section class={`card ${given}`} {...rest}>
@@ -67,8 +67,11 @@ let asked;
 /** What is in the folder, asked for once, and again by `refreshHome`. */
 export const refreshHome = () => (asked = get("/api/home"));
 export const home = () => (asked ?? refreshHome()).catch((error) => { asked = undefined; throw error; });
+/** Whether two items may be fine-tunes of one base, as far as configs and headers tell. */
+export const alike = (a, b) => a?.kind === "adapter" || b?.kind === "adapter" || ["architecture", "parameters", "layers"].every((k) => a?.facts[k] == null || b?.facts[k] == null || a.facts[k] === b.facts[k]);
 /** The base and its fine-tunes in the folder, as far as the weights tell. */
 export const family = () => get("/api/family");
+/** What is in the folder, of some kinds, by name. */
 export function useItems(...kinds) {
   const [items, set] = useState([]);
   useEffect(() => {
@@ -76,7 +79,7 @@ export function useItems(...kinds) {
     home().then((found) => alive && set(found.items), () => {});
     return () => { alive = false; };
   }, []);
-  return kinds.length ? items.filter((item) => kinds.includes(item.kind)) : items;
+  return useMemo(() => items.filter((item) => !kinds.length || kinds.includes(item.kind)).sort((a, b) => a.path.localeCompare(b.path, "en", { numeric: true })), [items]);
 }
 
 export function Table({ columns, rows, caption }) {
@@ -95,7 +98,7 @@ export function Table({ columns, rows, caption }) {
           <th key={c} class={typeof (rows[0]?.[i]?.sort ?? rows[0]?.[i]) === "number" ? "num" : ""} aria-sort={order?.by === i ? (order.sign > 0 ? "ascending" : "descending") : undefined}>
             <button type="button" onClick={() => set({ by: i, sign: order?.by === i ? -order.sign : 1 })}>{c}</button>
           </th>))}</tr></thead>
-        <tbody>{sorted.map((row, i) => <tr key={i}>{row.map((cell, j) => <td key={j} class={typeof (cell?.sort ?? cell) === "number" ? "num" : ""}>{cell?.sort !== undefined ? cell.show : cell}</td>)}</tr>)}</tbody>
+        <tbody>{sorted.map((row, i) => <tr key={i}>{row.map((cell, j) => <td key={j} class={typeof (cell?.sort ?? cell) === "number" ? "num" : !j && String(cell).length > 16 ? "name" : ""}>{cell?.sort !== undefined ? cell.show : cell}</td>)}</tr>)}</tbody>
       </table>
     </div>
   );
@@ -116,7 +119,7 @@ export const Progress = ({ job }) => {
 export const Interval = ({ label, value, low, high, scale: [from, to] = [0, 1] }) => {
   const at = (v) => 100 * Math.min(1, Math.max(0, ((v ?? from) - from) / (to - from || 1)));
   return (
-    <div class="interval"><span>{label}</span><span class="track" aria-hidden="true"><i style={{ left: `${at(low)}%`, width: `${at(high) - at(low)}%` }} /><b style={{ left: `${at(value)}%` }} /></span><span class="num">{number(value)}{low != null && ` (${number(low)} to ${number(high)})`}</span></div>
+    <div class="interval"><span>{label}</span><span class="track" aria-hidden="true"><i style={{ left: `${at(low)}%`, width: `${at(high) - at(low)}%` }} /><b style={{ left: `${at(value)}%` }} /></span><span class="num">{score(value)}{low != null && ` (${score(low)} to ${score(high)})`}</span></div>
   );
 };
 export const STATUS = { done: "good", running: "info", starting: "info", failed: "bad", cancelled: "warn", interrupted: "warn" };

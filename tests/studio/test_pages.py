@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -192,7 +193,7 @@ def test_a_picture_stays_where_it_is_under_the_pointer(server, visit):
     page = visit(server)
     page.set_viewport_size({"width": 1280, "height": 420})
     show(page, "checkpoint?path=base&other=math")
-    page.get_by_text("entries changed").wait_for()
+    page.locator(".tile").get_by_text(re.compile(r"\d+ of \d+")).wait_for()  # all tensors are compared
     picture = page.locator("canvas").first
     page.evaluate("document.querySelectorAll('.card').forEach((c, i) => i && c.remove())")  # the end of the page
     picture.hover(position={"x": 10, "y": 8})

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from merganser.checkpoints.tensor_names import natural_order
 from merganser.errors import MerganserError
 from merganser.lazy import np
 from merganser.studio.discovery import Item
@@ -42,7 +43,8 @@ def find_family(roots: Roots, items: Sequence[Item]) -> dict[str, list[str] | st
         return {"base": None, "models": [item.path for item in family]}
     called = [item for item in family if re.search("base", item.path, re.IGNORECASE)]
     base = min(called, key=lambda item: len(item.path)) if called else _nearest(roots, family)
-    return {"base": base.path, "models": [item.path for item in family if item is not base]}
+    others = [item.path for item in family if item is not base]
+    return {"base": base.path, "models": sorted(others, key=natural_order)}
 
 
 def _nearest(roots: Roots, family: Sequence[Item]) -> Item:

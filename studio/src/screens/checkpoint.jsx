@@ -91,15 +91,15 @@ function Difference({ first, second }) {
   useEffect(() => { set([]); end({}); start(undefined, query("/api/difference", { first, second })); }, [first, second]);
   const { layers, kinds, values } = useMemo(() => grid(tensors, (t) => t.distance), [tensors]);
   const whole = tensors.reduce((a, t) => ({ d: a.d + t.square, n: a.n + t.norm }), { d: 0, n: 0 });
-  const same = tensors.filter((t) => t.changed === 0).length;
+  const same = tensors.filter((t) => t.changed === 0).length, done = ends.event === "end";
   const by = layers.map((l) => tensors.filter((t) => place(t.name)[0] === l)).map((ts) => Math.sqrt(ts.reduce((a, t) => a + t.square, 0) / Math.max(1e-30, ts.reduce((a, t) => a + t.norm, 0))));
   return (
     <>
       <Failure error={error} />
       {running && <Busy>{tensors.length} of {ends.total ?? "…"} tensors compared</Busy>}
       <div class="tiles">
-        <div class="tile"><span class="muted">Relative distance</span><strong>{percent(Math.sqrt(whole.d / (whole.n || 1)), 2)}</strong></div>
-        <div class="tile"><span class="muted">Tensors that differ</span><strong>{tensors.length - same} of {tensors.length}</strong></div>
+        <div class="tile"><span class="muted">Relative distance</span><strong>{done ? percent(Math.sqrt(whole.d / (whole.n || 1)), 2) : "…"}</strong></div>
+        <div class="tile"><span class="muted">Tensors that differ</span><strong>{done ? `${tensors.length - same} of ${tensors.length}` : "…"}</strong></div>
       </div>
       {ends.only_first?.length > 0 && <Note kind="warn">Only in {first}: {ends.only_first.join(", ")}</Note>}
       {ends.only_second?.length > 0 && <Note kind="warn">Only in {second}: {ends.only_second.join(", ")}</Note>}

@@ -1,9 +1,9 @@
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { kept, useKept, useStream } from "../api.js";
 import { HeatMap } from "../charts.jsx";
 import { number } from "../format.js";
 import { useSchema } from "../schema.js";
-import { Busy, Button, Card, Check, Failure, Note, Picker, Select, TextField, useItems } from "../ui.jsx";
+import { alike, Busy, Button, Card, Check, Failure, family, Note, Picker, Select, TextField, useItems } from "../ui.jsx";
 import { Asking, Scored, useQuestions, Verdict } from "../questions.jsx";
 import { describe, PROMPT, Prompting } from "./mixer.jsx";
 import { MethodChoice } from "./recipe.jsx";
@@ -113,6 +113,7 @@ function Grid({ items, prompt }) {
   const methods = all?.filter((m) => !m.statistics.length && m.reach !== "whole");
   const [given, set] = useKept("grid", { method: "task_arithmetic", base: "", models: [], x: "", y: "", xs: "0, 0.5, 1", ys: "0, 0.5, 1" });
   const [found, collectAll] = useState([]), [shown, show] = useState(null);
+  useEffect(() => { if (!given.base && !given.models.length) family().then(({ base, models }) => base && set((g) => (g.base || g.models.length ? g : { ...g, base, models: models.slice(0, 2) })), () => {}); }, []);
   const play = useStream("/api/play", (e) => collectAll((before) => collect(before, e)));
   const paths = items.map((i) => i.path), method = methods?.find((m) => m.name === given.method);
   const known = axes(method, given.models), names = known.map(([n]) => n), put = (values) => set({ ...given, ...values });
@@ -131,7 +132,7 @@ function Grid({ items, prompt }) {
   return (
     <>
       <Card title="Grid">
-        <div class="row"><MethodChoice methods={methods} value={given.method} onInput={(m) => put({ method: m })} />{method?.needs !== "none" && <Select label="Base" value={given.base} empty="None" options={paths} onInput={(base) => put({ base })} />}</div>
+        <div class="row"><MethodChoice methods={methods} value={given.method} onInput={(m) => put({ method: m })} />{method?.needs !== "none" && <Select label="Base" value={given.base} empty="None" options={paths} onInput={(base) => put({ base, models: given.models.filter((m) => m !== base && alike(items.find((i) => i.path === m), items.find((i) => i.path === base))) })} />}</div>
         <Picker label="Models" items={items.filter((i) => i.path !== given.base)} chosen={given.models} onInput={(models) => put({ models })} />
         <div class="row"><Select label="Across" value={given.x} empty="Choose…" options={names} onInput={(x) => put({ x })} /><TextField label="Values across" value={given.xs} onInput={(v) => put({ xs: v })} />
           <Select label="Down" value={given.y} empty="Choose…" options={names} onInput={(y) => put({ y })} /><TextField label="Values down" value={given.ys} onInput={(v) => put({ ys: v })} /></div>
@@ -139,9 +140,9 @@ function Grid({ items, prompt }) {
         <Failure error={play.error} />
       </Card>
       {shown && <Card title="What each says">
-        <HeatMap title={`Perplexity: ${shown.x} across, ${shown.y} down`} rows={shown.ys.map(String)} columns={shown.xs.map(String)} cell={32} low={losses.length ? Math.min(...losses) : 0}
+        <HeatMap log title={`Perplexity on built-in texts, on a logarithmic scale; ${shown.x} across, ${shown.y} down`} rows={shown.ys.map(String)} columns={shown.xs.map(String)} cell={32} low={losses.length ? Math.min(...losses) : 0}
           values={shown.ys.map((_, i) => shown.xs.map((_, j) => (at(i, j)?.loss == null ? null : Math.exp(at(i, j).loss))))} format={(v) => number(v, 4)} />
-        <div class="scroll" tabindex="0" role="region" aria-label="Texts over the grid"><table class="grid-table"><thead><tr><th scope="col">{shown.y} \ {shown.x}</th>{shown.xs.map((x) => <th key={x} scope="col">{x}</th>)}</tr></thead>
+        <div class="scroll" tabindex="0" role="region" aria-label="Texts over the grid"><table class="grid-table"><thead><tr><th scope="col"><span class="hidden">{shown.y} down, {shown.x} across</span></th>{shown.xs.map((x) => <th key={x} scope="col">{x}</th>)}</tr></thead>
           <tbody>{shown.ys.map((y, i) => <tr key={y}><th scope="row">{y}</th>{shown.xs.map((x, j) => <td key={x}>{at(i, j)?.text}{at(i, j)?.loss != null && <small class="muted"> ({number(Math.exp(at(i, j).loss), 4)})</small>}</td>)}</tr>)}</tbody></table></div>
       </Card>}
     </>

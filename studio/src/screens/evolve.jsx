@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 import { go, post, query, useWatch } from "../api.js";
 import { Chart, Parallel } from "../charts.jsx";
-import { duration, number } from "../format.js";
+import { duration, number, score } from "../format.js";
 import { Badge, Busy, Button, Card, cell, Failure, Interval, Note, Select, Table, TextField, useItems } from "../ui.jsx";
 
 export function Evolve({ path }) {
@@ -43,7 +43,7 @@ function Study({ path }) {
         <Card title={s.winners.length > 1 ? "Front" : s.ended ? "Winner" : "Best so far"}>
           {s.winners.map((w) => (
             <div key={w.label} class="winner">
-              <p><Badge kind="good">trial {w.place}</Badge> estimated {names.map((n) => `${n} ${number(w.objectives[n], 4)}`).join(", ")}</p>
+              <p><Badge kind="good">trial {w.place}</Badge> estimated {names.map((n) => `${n} ${score(w.objectives[n])}`).join(", ")}</p>
               {Object.entries(w.unseen).map(([m, i]) => <Interval key={m} label={`${m}, unseen items`} {...i} scale={i.low < 0 || i.high > 1 ? [Math.min(0, i.low), 1.1 * i.high] : undefined} />)}
               <p class="muted">{Object.entries(w.values).map(([k, v]) => `${k} = ${typeof v === "number" ? number(v, 4) : v}`).join(", ")}</p>
             </div>))}
@@ -55,7 +55,7 @@ function Study({ path }) {
         {names.length > 1 && <Card title="Pareto front"><Chart title="Two objectives" x={names[0]} y={names[1]} series={[{ name: "front", x: front(valid, onFront).map((t) => t.objectives[names[0]]), y: front(valid, onFront).map((t) => t.objectives[names[1]]) }, { name: "tried", line: false, faint: true, x: valid.map((t) => t.objectives[names[0]]), y: valid.map((t) => t.objectives[names[1]]) }]} /></Card>}
         {s.variables.length > 1 && <Card title="What was searched"><Parallel title={`Each line a trial, the stronger the better its ${first}`} names={s.variables} rows={valid.map((t) => s.variables.map((v) => t.values[v]))} scores={valid.map((t) => (s.objectives[0].maximize ? 1 : -1) * t.objectives[first])} /></Card>}
       </>}
-      <Card title="Every trial"><Table caption="Trials" columns={["trial", "state", ...names, ...s.variables, "seconds"]} rows={s.trials.map((t) => [t.place, t.error ? `${t.state}: ${t.error}` : t.state, ...names.map((n) => cell(t.objectives[n] ?? -Infinity, number(t.objectives[n], 4))), ...s.variables.map((v) => (typeof t.values[v] === "number" ? cell(t.values[v], number(t.values[v], 3)) : t.values[v])), cell(t.seconds, t.seconds < 0.1 ? "< 0.1" : number(t.seconds, 3))])} /></Card>
+      <Card title="Every trial"><Table caption="Trials" columns={["trial", "state", ...names, ...s.variables, "seconds"]} rows={s.trials.map((t) => [t.place, t.error ? `${t.state}: ${t.error}` : t.state, ...names.map((n) => cell(t.objectives[n] ?? -Infinity, score(t.objectives[n]))), ...s.variables.map((v) => (typeof t.values[v] === "number" ? cell(t.values[v], score(t.values[v])) : t.values[v])), cell(t.seconds, t.seconds < 0.1 ? "< 0.1" : number(t.seconds, 3))])} /></Card>
     </>
   );
 }

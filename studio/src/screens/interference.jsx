@@ -1,23 +1,24 @@
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { go, keep, post, useGet } from "../api.js";
 import { Chart, HeatMap } from "../charts.jsx";
 import { ago, name, number, percent, place } from "../format.js";
-import { Badge, Busy, Button, Card, cell, Check, Failure, family, Note, Picker, Select, Table, useItems } from "../ui.jsx";
+import { alike, Badge, Busy, Button, Card, cell, Check, Failure, family, Note, Picker, Select, Table, useItems } from "../ui.jsx";
 
 export function Interference({ job }) {
   const models = useItems("checkpoint", "adapter");
   const { data: jobs } = useGet("/api/jobs");
   const [base, setBase] = useState(""), [experts, setExperts] = useState([]), [all, setAll] = useState(false);
-  const [error, fail] = useState();
-  useEffect(() => { family().then(({ base: b, models: m }) => { if (b && m.length > 1) { setBase(b); setExperts(m.slice(0, 8)); } }, () => {}); }, []);
+  const [error, fail] = useState(), touched = useRef(false);
+  useEffect(() => { family().then(({ base: b, models: m }) => { if (b && m.length > 1 && !touched.current) { setBase(b); setExperts(m.slice(0, 8)); } }, () => {}); }, []);
+  const at = (path) => models.find((m) => m.path === path);
   const past = jobs?.filter((j) => j.kind === "interference") ?? [];
   const shown = job ?? past.find((j) => j.status === "done")?.id;
   return (
     <>
       <div class="head"><div><h1>Interference</h1><p class="muted">Where experts of one base get in each other's way, and what to do about it.</p></div></div>
       <Card title="Models">
-        <Select label="Base" value={base} empty="Choose…" options={models.map((m) => m.path)} onInput={setBase} />
-        <Picker label="Experts" items={models.filter((m) => m.path !== base)} chosen={experts} onInput={setExperts} />
+        <Select label="Base" value={base} empty="Choose…" options={models.map((m) => m.path)} onInput={(p) => { touched.current = true; setBase(p); setExperts(experts.filter((e) => e !== p && alike(at(e), at(p)))); }} />
+        <Picker label="Experts" items={models.filter((m) => m.path !== base)} chosen={experts} onInput={(chosen) => { touched.current = true; setExperts(chosen); }} />
         <Check label="Measure every layer, which takes longer; otherwise four, evenly spread" checked={all} onInput={setAll} />
         <div class="row end"><Button kind="primary" disabled={!base || experts.length < 2} onClick={() => { fail(); post("/api/jobs", { kind: "interference", values: { base, experts: named(experts), all } }).then((j) => go("jobs", { id: j.id }), fail); }}>Measure</Button>
           {(!base || experts.length < 2) && <p class="muted">Choose a base and at least two experts.</p>}

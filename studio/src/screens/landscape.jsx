@@ -2,22 +2,25 @@ import { useEffect, useState } from "preact/hooks";
 import { useStream } from "../api.js";
 import { Chart, HeatMap } from "../charts.jsx";
 import { name, number } from "../format.js";
-import { Button, Card, Failure, Field, Note, Select, Slider, useItems } from "../ui.jsx";
+import { alike, Button, Card, Failure, family, Field, Note, Select, Slider, useItems } from "../ui.jsx";
 
 const linear = (weights) => ({ method: "linear", models: Object.entries(weights).map(([path, weight]) => ({ path, weight })) });
 const steps = (n, low = 0, high = 1) => Array.from({ length: n }, (_, i) => low + ((high - low) * i) / (n - 1));
 
 export function Landscape() {
-  const paths = useItems("checkpoint").filter((i) => i.facts.live).map((i) => i.path);
+  const items = useItems("checkpoint").filter((i) => i.facts.live), paths = items.map((i) => i.path);
   const [a, setA] = useState(""), [b, setB] = useState(""), [aligned, setAligned] = useState(""), [c, setC] = useState("");
-  useEffect(() => { if (!a && !b && paths.length > 1) { setA(paths[0]); setB(paths[1]); } }, [paths.length]);
+  useEffect(() => { family().then(({ base, models }) => { if (base) { setA((now) => now || base); setB((now) => now || models[0]); } }, () => {}); }, []);
+  const at = (path) => items.find((i) => i.path === path);
+  const kin = paths.filter((p) => p !== a && alike(at(p), at(a)));
   const [points, setPoints] = useState(9), [text, write] = useState("");
   const [shown, show] = useState(null), [losses, set] = useState([]);
   const play = useStream("/api/play", (e) => e.event === "loss" && set((before) => { const found = [...before]; found[e.index] = e.loss; return found; }));
+  const side = points < 7 ? 5 : points < 13 ? 7 : 11; // the models lie on points of the grid
   const run = (plane) => {
-    const ends = [b, ...(aligned ? [aligned] : [])], xs = steps(points), grid = steps(Math.min(points, 9), -0.25, 1.25);
+    const ends = [b, ...(aligned ? [aligned] : [])], xs = steps(points), grid = steps(side, -1 / (side - 3), 1 + 1 / (side - 3));
     const documents = plane
-      ? ends.flatMap((end) => grid.flatMap((y) => grid.map((x) => linear({ [a]: 1 - x - y, [end]: x, [c]: y }))))
+      ? ends.flatMap((end) => [...grid].reverse().flatMap((y) => grid.map((x) => linear({ [a]: 1 - x - y, [end]: x, [c]: y }))))
       : ends.flatMap((end) => xs.map((x) => linear({ [a]: 1 - x, [end]: x })));
     set([]); show({ plane, a, b, c, ends, xs, grid });
     play.start({ documents, texts: text.trim() ? [text] : [], builtin: !text.trim() });
@@ -28,11 +31,11 @@ export function Landscape() {
       <div class="head"><div><h1>Landscape</h1><p class="muted">The loss on the way from one model to another, and over the plane of three.</p></div></div>
       {paths.length < 2 && <Note>This needs two language models of one architecture in the folder.</Note>}
       <Card title="Models">
-        <div class="row"><Select label="From" value={a} empty="Choose…" options={paths} onInput={setA} /><Select label="To" value={b} empty="Choose…" options={paths} onInput={setB} />
-          <Select label="The same, aligned" help="A copy of the second whose units were matched to the first" value={aligned} empty="None" options={paths} onInput={setAligned} /><Select label="Third, for a plane" value={c} empty="None" options={paths} onInput={setC} /></div>
+        <div class="row"><Select label="From" value={a} empty="Choose…" options={paths} onInput={(p) => { setA(p); for (const [v, set] of [[b, setB], [aligned, setAligned], [c, setC]]) if (v === p || !alike(at(v), at(p))) set(""); }} /><Select label="To" value={b} empty="Choose…" options={kin} onInput={setB} />
+          <Select label="The same, aligned" help="A copy of the second whose units were matched to the first" value={aligned} empty="None" options={kin} onInput={setAligned} /><Select label="Third, for a plane" value={c} empty="None" options={kin} onInput={setC} /></div>
         <Slider label="Points" min={3} max={21} step={1} value={points} onInput={(v) => setPoints(Math.max(3, Math.min(21, Math.round(v))))} />
         <Field label="Text to score" help="Empty: a few built-in texts">{(id) => <textarea id={id} rows="2" value={text} onInput={(e) => write(e.currentTarget.value)} />}</Field>
-        <div class="row"><Button kind="primary" disabled={!a || !b || a === b} onClick={() => run(false)}>Draw the line</Button><Button disabled={new Set([a, b, c].filter(Boolean)).size < 3} onClick={() => run(true)}>Draw the plane</Button>{play.running && <Button onClick={play.stop}>Stop</Button>}</div>
+        <div class="row"><Button kind="primary" disabled={!a || !b || a === b} onClick={() => run(false)}>Draw the line</Button><Button disabled={new Set([a, b, c].filter(Boolean)).size < 3} onClick={() => run(true)}>Draw the plane, {side} × {side}</Button>{play.running && <Button onClick={play.stop}>Stop</Button>}</div>
         <Failure error={play.error} />
       </Card>
       {lines.length > 0 && <Card title={`From ${name(shown.a)} to ${name(shown.b)}`}>
@@ -46,11 +49,11 @@ export function Landscape() {
   );
 }
 
-/** A plane through three models; two planes share their colours. */
+/** A plane through three models, y upwards; two planes share their colours. */
 const Plane = ({ a, b, c, grid, losses, all }) => {
-  const sound = all.filter((v) => v != null), ticks = grid.map((v) => number(v, 2));
-  return <HeatMap title={`Loss per token. ${name(a)} at (0, 0), ${name(b)} at (1, 0) to the right, ${name(c)} at (0, 1) below`} rows={ticks} columns={ticks} cell={32} low={Math.min(...sound)} high={Math.max(...sound)}
-    values={grid.map((_, i) => grid.map((_, j) => losses[i * grid.length + j] ?? null))} format={(v) => number(v, 4)} />;
+  const sound = all.filter((v) => v != null), ticks = grid.map((v) => number(v, 4)), side = grid.length, top = side - 2;
+  return <HeatMap title={`Loss per token, nats. A is ${name(a)}, B ${name(b)}, C ${name(c)}; across the share of B, upwards that of C`} rows={[...ticks].reverse()} columns={ticks} cell={56} square low={Math.min(...sound)} high={Math.max(...sound)}
+    marks={[[top, 1, "A"], [top, top, "B"], [1, 1, "C"]]} values={grid.map((_, i) => grid.map((_, j) => losses[i * side + j] ?? null))} format={(v) => number(v, 4)} />;
 };
 /** The barrier above the chord: max over the line of L(x) − (1 − x) L(0) − x L(1). */
 const Barrier = ({ end, y }) => {

@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 import { go, post, query, useGet } from "../api.js";
 import { Chart, HeatMap } from "../charts.jsx";
-import { bytes, name, number, percent } from "../format.js";
+import { bytes, ends, name, number, percent } from "../format.js";
 import { Badge, Busy, Button, Card, cell, Failure, Note, Picker, Select, Slider, Table, TextField, useItems } from "../ui.jsx";
 
 export function Library({ path }) {
@@ -94,5 +94,5 @@ function Why({ explained, names }) {
   const layers = Object.keys(explained);
   if (!layers.length) return null;
   const values = layers.map((l) => names.map((n) => explained[l][n] ?? null));
-  return <HeatMap title="Share of the input explained, layers downwards" rows={layers} columns={names} values={values} low={Math.min(...values.flat().filter((v) => v != null))} cell={22} format={(v) => percent(v, 2)} />;
+  return <HeatMap title="Share of the input explained, layers downwards" rows={ends(layers)} columns={names} values={values} low={Math.min(...values.flat().filter((v) => v != null))} cell={22} format={(v) => percent(v, 2)} />;
 }
