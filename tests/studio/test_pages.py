@@ -173,6 +173,26 @@ def test_a_way_downhill_has_no_barrier(server, visit):
     assert page.get_by_text("the loss rises up to" if rises else "none, the loss stays below").is_visible()
 
 
+def test_a_plane_has_its_models_on_it(server, visit):
+    page = visit(server)
+    show(page, "landscape")
+    page.get_by_label("Points, number").fill("3")
+    for label, model in (("From", "base"), ("To", "math"), ("Third, for a plane", "code")):
+        page.get_by_label(label, exact=True).select_option(model)
+    with page.expect_request("**/api/play") as asked:
+        page.get_by_role("button", name="Draw the plane, 5 × 5").click()
+    documents = [tuple(m["weight"] for m in each["models"]) for each in asked.value.post_data_json["documents"]]
+    assert len(documents) == 25
+    marks = page.locator(".heat-mark")
+    marks.nth(2).wait_for()
+    frame = page.locator(".heat-frame canvas").bounding_box()
+    for mark, weights in zip(marks.all(), [(1, 0, 0), (0, 1, 0), (0, 0, 1)], strict=True):
+        box = mark.bounding_box()
+        x, y = (box["x"] + box["width"] / 2 - frame["x"], box["y"] + box["height"] / 2 - frame["y"])
+        column, row = int(5 * x / frame["width"]), int(5 * y / frame["height"])
+        assert documents[5 * row + column] == weights, mark.inner_text()
+
+
 def test_the_form_and_the_text_of_a_recipe_follow_each_other(server, visit):
     page = visit(server)
     show(page, "recipe?path=recipe.yml")
