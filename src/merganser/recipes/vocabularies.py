@@ -216,7 +216,8 @@ def _tokens(table: SourceTable, heights: Sequence[int], source: int, where: str,
     found = []
     for i, model in enumerate(table.models):
         own = base if _same_file(table, i) else table.tokens(i)
-        if own is None and (base is None or i == source):
+        known = own or base
+        if known is None or (own is None and i == source):
             raise CheckpointError(f"{where}: {model.label} {lacks} to take a vocabulary from")
         if own is None and heights[i] != heights[0]:
             raise CheckpointError(
@@ -225,7 +226,7 @@ def _tokens(table: SourceTable, heights: Sequence[int], source: int, where: str,
             )
         if own is None:
             notes.append(f"{model.label} has no tokenizer; that of {table.models[0].label} is assumed")
-        found.append(own or base)
+        found.append(known)
     return found
 
 
