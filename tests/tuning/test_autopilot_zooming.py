@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.special import ndtri
 
 from merganser.evaluate.search import ALPHAS
@@ -14,7 +16,7 @@ from merganser.tuning.autopilot.budgets import Budget, Meter
 from merganser.tuning.autopilot.contenders import METHODS, Contender, propose
 from merganser.tuning.autopilot.deciding import decide
 from merganser.tuning.autopilot.exams import Exam
-from merganser.tuning.autopilot.zooming import FINEST, group, later_rungs, planned_cost, race_merges
+from merganser.tuning.autopilot.zooming import FINEST, enclosing, group, later_rungs, planned_cost, race_merges
 
 EXPERTS = ("a", "b", "c")
 TASKS, COUNT, WAVES = 3, 60, 16
@@ -110,9 +112,9 @@ def test_a_peak_that_falls_off_on_one_side_is_found(top):
     exam = world.exam()
     with AnswerJournal(None, exam.name, Meter(Budget.parse(None))) as kept:
         merges = [Contender("wudi", EXPERTS, {"scale": scale}) for scale in (0.5, 1.0, 2.0)]
-        (found,), heat = race_merges(board_of(exam, kept), merges, 1_500, 0)
+        (found, *_), heat = race_merges(board_of(exam, kept), merges, 1_500, 0)
     assert world.truth("wudi", found.scale) >= 0.75 - 0.9 * FINEST
-    assert list(heat.rungs[0].scores) == [each.label for each in merges]
+    assert set(heat.rungs[0].scores) == {each.label for each in merges}
 
 
 def test_scales_are_not_closer_than_the_finest_step():
@@ -140,4 +142,46 @@ def test_the_planned_cost_counts_every_rung():
     assert later_rungs(5, (10, 20, 40), cost) == 3 * 5 * 10 + 3 * 3 * 20
     assert later_rungs(1, (10, 20, 40), cost) == 3 * 30
     assert later_rungs(3, (10,), cost) == 0
-    assert planned_cost(merges, (10, 20, 40), 2, cost) == 15 * 10 + 3 * 3 * 30 + 2 * 2 * 3 * 40
+    assert planned_cost(merges, (10, 20, 40), cost) == 15 * 10 + 3 * 3 * 30 + 2 * 3 * 40
+
+
+@given(
+    answers=st.lists(st.tuples(*[st.sampled_from([0.0, 1.0, 0.5, math.nan])] * 3), min_size=9, max_size=40),
+    known=st.tuples(st.integers(0, 20), st.integers(0, 20)),
+    counts=st.tuples(st.integers(1, 20), st.integers(0, 20)),
+)
+def test_answers_that_both_sides_give_are_taken_over(answers, known, counts):
+    table = np.array(answers).T
+    names, asked = ["below", "above", "between"], []
+
+    def ask(contender, items):
+        asked.extend(items["quiz"])
+        return {"quiz": table[names.index(contender.name)][list(items["quiz"])]}
+
+    exam = Exam({"quiz": range(len(answers))}, ask, "table")
+    below, above, between = (Contender(name, EXPERTS) for name in names)
+    with AnswerJournal(None, exam.name, Meter(Budget())) as kept:
+        board = board_of(exam, kept)
+        for each, count in zip((below, above), known, strict=True):
+            board.ask(each, count)
+        sure = min(*known, board.most(False))
+        agree = np.flatnonzero(table[0, :sure] == table[1, :sure]).tolist()
+        asked.clear()
+        for count in counts:  # the second time only what is new
+            found = board.ask(between, count, between=(below, above))["quiz"]
+            expected = table[2, : min(count, board.most(False))].copy()
+            own = [item for item in agree if item < len(expected)]
+            expected[own] = table[0, own]
+            np.testing.assert_array_equal(found, expected)
+        most = min(max(counts), board.most(False))
+        assert asked == [item for item in range(most) if item not in agree]
+        assert board.meter.asked == sum(min(count, board.most(False)) for count in known) + len(asked)
+
+
+def test_only_scales_within_half_an_octave_answer_for_one_in_between():
+    at = {scale: Contender("wudi", EXPERTS, {"scale": scale}) for scale in (0.5, 0.841, 1.0, 1.19, 1.41, 2.0)}
+    known = [Contender("a"), at[2.0], at[0.5], at[1.41], at[1.0]]
+    assert enclosing(known, at[1.19]) == (at[1.0], at[1.41])
+    assert enclosing(known, at[0.841]) == (), "an octave apart"
+    assert enclosing(known, at[2.0]) == (), "an end"
+    assert enclosing(known, Contender("ties", EXPERTS, {"scale": 1.19})) == ()

@@ -89,7 +89,7 @@ def race_table(found: Mapping[str, Any], limit: int | None = None) -> Table:
     """Return every contender with its last score, the number of questions per task, and why it left."""
     rejected = found["rejected"] or {}
     rows = [[label, score, budget, rejected.get(label, "")] for label, (budget, score) in _last(found).items()]
-    return Table(["contender", "score", "on", "left the race"], rows[:limit])
+    return Table(["contender", "score", "questions per task", "left the race"], rows[:limit])
 
 
 def race_chart(found: Mapping[str, Any]) -> str:

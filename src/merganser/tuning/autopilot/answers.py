@@ -48,11 +48,11 @@ class AnswerJournal(LineJournal):
             known.setdefault(task, []).extend(values)
         if record.get("error"):
             self.failures[str(record["label"])] = str(record["error"])
-        self.meter.add(sum(map(len, fresh.values())), float(record["seconds"]), float(record["merging"]))
+        self.meter.add(int(record["asked"]), float(record["seconds"]), float(record["merging"]))
 
     def add(self, label: str, part: str, answers: Mapping[str, list[float]], **more: object) -> None:
-        """Record answers that continue the known ones, with the `seconds` they took, those of `merging`, and the
-        `error` if there was one.
+        """Record answers that continue the known ones, how many of them were `asked`, the `seconds` this took, those of
+        `merging`, and the `error` if there was one.
         """
         kept = {task: [None if value != value else value for value in values] for task, values in answers.items()}
         record = {"label": label, "part": part, "answers": kept, **more}
@@ -104,35 +104,71 @@ class Scoreboard:
         found = {task: own[len(known.get(task, ())) : count] for task, own in items}
         return {task: own for task, own in found.items() if len(own)}
 
-    def ask(self, contender: Contender, count: int, *, unseen: bool = False, reserved: int = 0) -> dict[str, Array]:
+    def ask(
+        self,
+        contender: Contender,
+        count: int,
+        *,
+        unseen: bool = False,
+        reserved: int = 0,
+        between: Sequence[Contender] = (),
+    ) -> dict[str, Array]:
         """Return the answers to the first `count` questions of each task, and ask the unknown ones.
 
         A merge that cannot be computed or asked, because its numbers overflow, has NaN answers.
+
+        Args:
+            contender: The contender.
+            count: The number of questions of each task.
+            unseen: Whether to ask those that the race does not use.
+            reserved: The questions of the budget that must be left.
+            between: Contenders that answered some of these questions. Answers that all of them gave are taken over.
 
         Raises:
             BudgetSpentError: If the budget does not allow these questions and `reserved` more.
         """
         if missing := self._missing(contender, count, unseen):
-            asked = sum(map(len, missing.values()))
+            fresh = {task: self._agreed(between, task, count, unseen)[-len(own) :] for task, own in missing.items()}
+            to_ask = {task: np.array(own)[np.isnan(fresh[task])].tolist() for task, own in missing.items()}
+            to_ask = {task: own for task, own in to_ask.items() if own}
+            asked = sum(map(len, to_ask.values()))
             if asked > self.meter.questions_left(reserved):
                 raise BudgetSpentError
             began = merged = time.perf_counter()
             failed = ""
             try:
-                # The check uses exactly the weights that would be written, bit for bit.
-                variant = self.merges.exact(contender) if unseen else self.merges.quick(contender)
-                merged = time.perf_counter()
-                fresh = self.exam.ask(variant, missing)
+                if asked:
+                    # The check uses exactly the weights that would be written, bit for bit.
+                    variant = self.merges.exact(contender) if unseen else self.merges.quick(contender)
+                    merged = time.perf_counter()
+                    for task, values in self.exam.ask(variant, to_ask).items():
+                        fresh[task][np.isnan(fresh[task])] = values
             except MerganserError as error:
                 if not contender.is_merge:  # models come first: an error here is not caused by merging
                     raise
-                fresh, failed = {task: [math.nan] * len(own) for task, own in missing.items()}, str(error)
-            seconds = time.perf_counter() - began
+                fresh, failed = {task: np.full(len(own), math.nan) for task, own in missing.items()}, str(error)
             self.journal.add(
-                contender.label, _part(unseen), fresh, seconds=seconds, merging=merged - began, error=failed
+                contender.label,
+                _part(unseen),
+                {task: own.tolist() for task, own in fresh.items()},
+                asked=asked,
+                seconds=time.perf_counter() - began,
+                merging=merged - began,
+                error=failed,
             )
             self._on_answer(contender.label, asked, self.meter.asked)
         return {task: own[:count] for task, own in self.answers(contender, unseen=unseen).items()}
+
+    def _agreed(self, between: Sequence[Contender], task: str, count: int, unseen: bool) -> Array:
+        """Return the answers to the first questions of a task that all of `between` give; NaN where there is none."""
+        agreed = np.full(min(count, len((self._unseen if unseen else self._seen)[task])), math.nan)
+        known = [self.answers(each, unseen=unseen)[task][:count] for each in between]
+        size = min(map(len, known), default=0)
+        if size:
+            agreed[:size] = np.where(
+                np.all([own[:size] == known[0][:size] for own in known], axis=0), known[0][:size], math.nan
+            )
+        return agreed
 
     def answers(self, contender: Contender, *, unseen: bool = False) -> dict[str, Array]:
         """Return the answers of a contender so far."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,12 +18,12 @@ from merganser.tuning.autopilot.contenders import PLAIN, Contender
 from merganser.tuning.autopilot.decisions import Challenge, Decision, Verdict
 from merganser.tuning.autopilot.looking import CULPRITS, Remark
 from merganser.tuning.autopilot.racing import FAILED, Heat, fit_to_budget, reject, rung_ends, score, worst_case
-from merganser.tuning.autopilot.zooming import FINEST, planned_cost, race_merges
+from merganser.tuning.autopilot.zooming import FINEST, enclosing, planned_cost, race_merges
 
-#: Single models and merges that are checked, so many of each. A merge must be better than both models, each at a
-#: one-sided level of 2.5 %. The better of two merges is chosen by the same questions, so that a merge is preferred to a
-#: model that is as good in at most 5 % of cases.
-CHECKED = 2
+#: Single models and merges that are checked. A merge must be better than both models, each at a one-sided level of
+#: 2.5 %. The best of the merges is chosen by the same questions: were they unrelated, a merge would be preferred to a
+#: model that is as good in about 5 % of cases, and scales side by side answer nearly alike.
+MODELS, MERGES = 2, 3
 #: Models that leave the race only if they are surely worse: a merge must not be compared with the wrong one.
 SURE = 3
 #: The largest share of the budget that is kept for the check.
@@ -37,7 +38,7 @@ class RaceSize:
         most: The questions of each task on the last rung.
         unseen: The questions of each task in the check.
         reserved: The questions that the check may ask all contenders together.
-        total: The same for the race and the check.
+        total: About how many the race and the check ask together.
     """
 
     most: int
@@ -57,11 +58,11 @@ def plan_size(board: Scoreboard, models: int, merges: Sequence[Contender], quest
     limit, kept_back = min(questions, board.most(False)), min(2 * questions, board.most(True))
 
     def checking(unseen: int) -> int:
-        return (2 * CHECKED + 1) * board.cost(0, unseen, unseen=True)  # and task arithmetic
+        return (MODELS + MERGES + 1) * board.cost(0, unseen, unseen=True)  # and task arithmetic
 
-    def racing(most: int, steps: int = 1) -> int:
+    def racing(most: int) -> int:
         alone = worst_case(models, rung_ends(models, most, tasks), board.cost, SURE)
-        return alone + planned_cost(merges, rung_ends(len(merges), most, tasks), steps, board.cost)
+        return alone + planned_cost(merges, rung_ends(len(merges), most, tasks), board.cost)
 
     budget, what = board.meter.budget.questions, f"{len(merges)} merges and {models} models"
     fit_to_budget(lambda count: checking(count) + racing(count), 1, budget, what)
@@ -69,7 +70,7 @@ def plan_size(board: Scoreboard, models: int, merges: Sequence[Contender], quest
     unseen = fit_to_budget(checking, kept_back, share, what)
     left = None if budget is None else budget - checking(unseen)
     most = fit_to_budget(racing, limit, left, what)
-    total = checking(unseen) + racing(most, int(-math.log2(FINEST)))
+    total = checking(unseen) + racing(most)
     return RaceSize(most, unseen, checking(unseen), total if budget is None else min(budget, total))
 
 
@@ -122,20 +123,22 @@ def check(
     models: Sequence[Contender],
     merges: Sequence[Contender],
     plain: Contender | None,
+    raced: Sequence[Contender],
     seen: int,
     count: int,
 ) -> CheckResult:
     """Ask unseen questions, and keep a single model unless a merge is better than all of them beyond the interval.
 
-    Of several such merges, and of the models, the one with the best score on all questions is kept. But task
-    arithmetic, if it is also better than the models, gives way only to a merge that is better than task arithmetic
-    beyond the interval.
+    Of several such merges, and of the models, the one with the best score on all questions is kept. From there, closer
+    scales take its place if they are better by the same rule, as far as the budget goes. But task arithmetic, if it is
+    also better than the models, gives way only to a merge that is better than task arithmetic beyond the interval.
 
     Args:
         board: Asks the questions.
-        models: The best single models, at most `CHECKED`.
-        merges: The best merges, at most `CHECKED`.
+        models: The best single models, at most `MODELS`.
+        merges: The best merges, at most `MERGES`.
         plain: The best merge by task arithmetic, if there is one.
+        raced: All merges of the race.
         seen: The questions of each task that all merges answered in the race.
         count: The unseen questions of each task: fewer are asked if the budget ends, none if it has ended.
     """
@@ -164,14 +167,27 @@ def check(
     order = sorted(merges, key=overall, reverse=True)
     found = [compare_with_models(each) for each in order]
     kept = next((each for each, own in zip(order, found, strict=True) if own.better), models[0])
-    if plain is not None and kept.is_merge and kept != plain:
+    moving, reserved = kept.is_merge, 0 if plain is None else board.missing(plain, count, unseen=True)
+    with suppress(BudgetSpentError):
+        while moving:
+            moving = False
+            for each in [kept.at(kept.scale * 2**side) for side in (-FINEST, FINEST)]:
+                if each.label in answers:
+                    continue
+                board.ask(each, seen, reserved=reserved, between=enclosing(raced, each))
+                answers[each.label] = board.ask(each, count, unseen=True, reserved=reserved)
+                order.append(each)
+                found.append(compare_with_models(each))
+                if found[-1].better and overall(each) > overall(kept):
+                    kept, moving = each, True
+    if plain is not None and kept.is_merge and kept.at(1.0) != plain.at(1.0):
         answers[plain.label] = board.ask(plain, count, unseen=True)
         beside = compare_with_models(plain)
         found += [*([] if plain in order else [beside]), compare(kept, plain)]
         if beside.better and not found[-1].better:
             kept = plain
     alone = [Challenge(each.label, objective_interval(objective, answers[each.label])) for each in models]
-    return CheckResult((*alone, *found), kept, order[0], board.cost(0, count, unseen=True))
+    return CheckResult((*alone, *found), kept, max(order, key=overall), board.cost(0, count, unseen=True))
 
 
 def decide(
@@ -195,7 +211,7 @@ def decide(
         raise MerganserError(f"no merge could be asked: {board.journal.failures.get(finalists[0].label, FAILED)}")
     seen = heat.rungs[-1].budget if heat.rungs else 0
     plain = find_plain(heat)
-    found = check(board, alone.order[:CHECKED], finalists[:CHECKED], plain, seen, planned.unseen)
+    found = check(board, alone.order[:MODELS], finalists[:MERGES], plain, heat.order, seen, planned.unseen)
     kept, best = found.kept, found.best
     verdict: Verdict = "merge" if kept.is_merge else "do not merge"
     return Decision(

@@ -3,14 +3,18 @@
 The score of a method depends on its scale, often with a narrow peak, so methods are compared at the best scales known
 of each. On every rung the best scales of a method answer twice as many questions, the worse half of the methods leaves,
 and the others try the scales on both sides of their best, half as far away as before. The last three methods go on: a
-method is given up only for being worse at a scale of its own. Closer scales than a quarter of an octave are not tried,
-because they answer nearly all questions alike.
+method is given up only for being worse at a scale of its own. After the last rung, the best method that can still be
+refined is, until the best scales of all are an eighth of an octave from their neighbours.
+
+A scale between two others that are at most half an octave apart answers nearly every question on which these agree as
+they do: of 450 questions to merged language models, at most 0.7 % were answered otherwise (4.7 % an octave apart). It
+takes those answers over, and only the other questions are asked: often a fifth.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
@@ -23,7 +27,9 @@ from merganser.tuning.autopilot.racing import Heat, reject, rung_ends, score
 #: Methods that reach the last rung, and scales of each method that go on to the next one.
 FINALISTS, CARRIED = 3, 3
 #: The smallest distance between scales, in octaves.
-FINEST = 1 / 4
+FINEST = 1 / 8
+#: The largest distance, in octaves, of two scales whose common answers a scale in between takes over.
+REACH = 1 / 2
 
 
 def later_rungs(methods: int, ends: Sequence[int], cost: Callable[[int, int], int]) -> int:
@@ -35,11 +41,11 @@ def later_rungs(methods: int, ends: Sequence[int], cost: Callable[[int, int], in
     )
 
 
-def planned_cost(merges: Sequence[Contender], ends: Sequence[int], steps: int, cost: Callable[[int, int], int]) -> int:
-    """Return the questions of a race that closes in on the scales of its finalists `steps` times."""
+def planned_cost(merges: Sequence[Contender], ends: Sequence[int], cost: Callable[[int, int], int]) -> int:
+    """Return the questions of a race in which the last methods try two closer scales each; others take few."""
     methods = len(group(merges))
     halved = max(min(methods, FINALISTS), math.ceil(methods / 2))
-    closer = steps * 2 * min(methods, FINALISTS) * cost(0, ends[-1])
+    closer = 2 * min(methods, FINALISTS) * cost(0, ends[-1])
     return len(merges) * cost(0, ends[0]) + later_rungs(halved, ends, cost) + closer
 
 
@@ -49,6 +55,16 @@ def group(merges: Sequence[Contender]) -> dict[str, list[Contender]]:
     for each in merges:
         found.setdefault(each.at(1.0).label, []).append(each)
     return found
+
+
+def enclosing(known: Iterable[Contender], contender: Contender) -> tuple[Contender, ...]:
+    """Return the closest known scales on both sides of a contender's, unless they are too far apart."""
+    key = contender.at(1.0).label
+    own = sorted((each for each in known if each.is_merge and each.at(1.0).label == key), key=lambda each: each.scale)
+    below = [each for each in own if each.scale < contender.scale][-1:]
+    above = [each for each in own if each.scale > contender.scale][:1]
+    near = below and above and math.log2(above[0].scale / below[0].scale) < 1.01 * REACH
+    return (*below, *above) if near else ()
 
 
 class MergeRace:
@@ -62,7 +78,8 @@ class MergeRace:
     def __init__(self, board: Scoreboard, merges: Sequence[Contender]) -> None:
         self.board = board
         self.methods = group(merges)
-        self.octaves = 1.0
+        #: The distance of the closest scales of each method, in octaves.
+        self.octaves = dict.fromkeys(self.methods, 1.0)
         #: Questions per task that all remaining methods have answered, and the answers by that number and label.
         self.count = 0
         self.answers: dict[int, dict[str, Mapping[str, Array]]] = {}
@@ -79,17 +96,21 @@ class MergeRace:
     def ask(self, contenders: Sequence[Contender], count: int, reserved: int) -> None:
         own = self.answers.setdefault(count, {})
         for each in contenders:
-            own[each.label] = self.board.ask(each, count, reserved=reserved)
+            own[each.label] = self.board.ask(
+                each, count, reserved=reserved, between=enclosing(self.asked.values(), each)
+            )
             self.asked[each.label] = each
 
     def climb(self, count: int, reserved: int) -> None:
-        """Ask the best scales of every method more questions."""
+        """Ask the best scales of every method more questions, those between others last."""
         if self.count:
             for method, own in self.methods.items():
                 order = sorted(own, key=self.height, reverse=True)
                 self.methods[method] = [each for each in own if each in order[:CARRIED]]
                 self.leave(order[CARRIED:], "other scales of it are better")
-        self.ask([each for own in self.methods.values() for each in own], count, reserved)
+        for own in self.methods.values():
+            order = sorted(own, key=lambda each: each.scale)
+            self.ask([order[0], *order[:0:-1]], count, reserved)
         self.count = count
 
     def leave(self, contenders: Sequence[Contender], reason: str) -> None:
@@ -114,23 +135,26 @@ class MergeRace:
             self.leave(self.methods[tops[top]], reason)
         self.methods = {tops[top]: self.methods[tops[top]] for top in stay}
 
-    def zoom(self, reserved: int) -> None:
-        """Ask every method at both sides of its best scale, half as far away as before, as far as the budget goes."""
-        if self.octaves <= FINEST:
-            return
-        self.octaves /= 2
-        with suppress(BudgetSpentError):
-            for method, own in self.methods.items():
-                best = self.best(method)
-                for side in (-self.octaves, self.octaves):
+    def unrefined(self) -> list[str]:
+        """Return the methods whose scales can come closer, in order."""
+        return [method for method in self.methods if self.octaves[method] > FINEST]
+
+    def zoom(self, methods: Sequence[str], reserved: int) -> None:
+        """Ask methods at both sides of their best scale, half as far away as before, as far as the budget goes."""
+        for method in methods:
+            self.octaves[method] /= 2
+            best = self.best(method)
+            with suppress(BudgetSpentError):
+                for side in (-self.octaves[method], self.octaves[method]):
                     new = best.at(best.scale * 2**side)
                     if new.label not in self.answers[self.count]:
                         self.ask([new], self.count, reserved)
-                        own.append(new)
+                        self.methods[method].append(new)
 
     def finalists(self) -> list[Contender]:
-        """Return the best merge of every method that is left, the best first, without those that have no score."""
-        found = sorted(map(self.best, self.methods), key=self.height, reverse=True)
+        """Return the merges that answered all questions of the race, the best first; without scores, any."""
+        known = [each for own in self.methods.values() for each in own]
+        found = sorted(known, key=self.height, reverse=True)
         return [each for each in found if self.height(each) > -math.inf] or found[:1]
 
 
@@ -154,10 +178,10 @@ def race_merges(
         for place, end in enumerate(ends):
             race.climb(end, reserved)
             race.drop_methods(FINALISTS)
-            race.zoom(reserved + later_rungs(len(race.methods), ends[place:], board.cost))
-        while race.octaves > FINEST:
+            race.zoom(race.unrefined(), reserved + later_rungs(len(race.methods), ends[place:], board.cost))
+        while methods := race.unrefined():  # the best first
+            race.zoom(methods[:1], reserved)
             race.drop_methods(len(race.methods))
-            race.zoom(reserved)
     except BudgetSpentError:
         stopped = True
     race.count = race.count or max((count for count, own in race.answers.items() if own), default=0)
