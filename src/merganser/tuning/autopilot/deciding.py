@@ -129,9 +129,10 @@ def check(
 ) -> CheckResult:
     """Ask unseen questions, and keep a single model unless a merge is better than all of them beyond the interval.
 
-    Of several such merges, and of the models, the one with the best score on all questions is kept. From there, closer
-    scales take its place if they are better by the same rule, as far as the budget goes. But task arithmetic, if it is
-    also better than the models, gives way only to a merge that is better than task arithmetic beyond the interval.
+    Of several such merges, and of the models, the one with the best score on all questions is kept. From there, scales
+    beside it take its place if they are better by the same rule, as far as the budget goes. But task arithmetic, if
+    it is also better than the models, gives way only to a merge that is better than task arithmetic beyond the
+    interval.
 
     Args:
         board: Asks the questions.
