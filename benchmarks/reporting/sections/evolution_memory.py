@@ -26,11 +26,10 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     columns = ["workers", "models, as if not shared", "models", "private memory"]
     yield Table(columns, cells, "MiB of a study's process and its workers")
     for row in more:
-        met = row["endpoints"] <= 1.1 * row["files"] and row["resident"] >= 0.95 * row["workers"] * row["files"]
         copies, private = row["endpoints"] / row["files"], row["private"] / one["private"]
         yield Text(
-            f"{row['workers']} workers, each of which maps the models, hold {copies:.2f} copies of them in all. Goal "
-            f"(at most one): {'met' if met else 'not met'}. Private memory, {private:.2f} times that of one worker, is "
+            f"{row['workers']} workers, each of which maps the models, hold {copies:.2f} copies of them in all; pages "
+            f"that other processes map too count in part. Private memory, {private:.2f} times that of one worker, is "
             "the network of each and what Python and torch need."
         )
     precision = results["precision"]
