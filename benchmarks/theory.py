@@ -39,6 +39,7 @@ from torch import Tensor, nn
 
 from benchmarks.experts import summary
 from benchmarks.multi_task import SUMS, Bench, best
+from benchmarks.printed_statements import Statement, printed_bound, remainder, slope
 from benchmarks.records import record
 from benchmarks.text_experts import TextExperts, load_experts
 from benchmarks.zoo.cards import add_locations, read_card
@@ -100,9 +101,13 @@ def bounds(eta: float = ETAS[0], epochs: int = 3) -> list[dict[str, Any]]:
         losses = small_losses(activation, bias=False, scale=scale)
         alpha = 1 / len(losses.tasks) if alpha is None else alpha
         check = check_bound(losses, eta=eta, alpha=alpha, epochs=epochs)
+        statement: Statement = "relu_appendix" if activation is nn.ReLU else "general"
+        printed = printed_bound(
+            check.constants, tasks=len(losses.tasks), alpha=alpha, epochs=epochs, statement=statement
+        )
         row: dict[str, Any] = {"network": name, "alpha": alpha, "eta": eta, "epochs": epochs}
         row |= {"c": check.measured, "hessian": check.measured_hessian, "gradient": check.measured_gradient}
-        for way, bound in (("printed", check.printed), ("corrected", check.corrected)):
+        for way, bound in (("printed", printed), ("corrected", check.corrected)):
             found = {"c": bound.total, "hessian": bound.hessian, "gradient": bound.gradient}
             row |= {f"{way}_{key}": value for key, value in found.items()}
         rows.append(row)
@@ -126,7 +131,8 @@ def orders(losses: TaskLosses, alphas: Sequence[float], epochs: Sequence[int]) -
     for alpha in alphas:
         for count in epochs:
             order = observed_order(losses, ETAS, alpha=alpha, epochs=count)
-            slopes = {name: getattr(order, f"{name}_slope") for name in ("gap", "corrected", "printed")}
+            printed = [remainder(losses, eta=eta, alpha=alpha, epochs=count, factor=1) for eta in ETAS]
+            slopes = {"gap": order.gap_slope, "corrected": order.corrected_slope, "printed": slope(ETAS, printed)}
             gaps = [{"eta": g.eta, "gap": g.gap, "relative": g.relative, "residual": g.residual} for g in order.gaps]
             row = {"alpha": alpha, "epochs": count, **{f"{k}_slope": v for k, v in slopes.items()}, "gaps": gaps}
             found.append(row)

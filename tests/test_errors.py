@@ -24,9 +24,7 @@ CHOICES = {
     "parts": lambda word: mg.tuning.adamerge([LINEAR, LINEAR], LINEAR, BATCHES, parts=word),
     "labels": lambda word: tuning.fisher.diagonal_fisher(LINEAR, [], labels=word),
     "strategy": lambda word: tuning.fisher.diagonal_fisher(LINEAR, [], strategy=word),
-    "hessian_at": lambda word: gradients.gap(NOTHING, eta=0.1, alpha=1, epochs=1, hessian_at=word),
     "hvp_mode": lambda word: gradients.TaskLosses(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, word),
-    "statement": lambda word: gradients.printed_bound(NOTHING, tasks=1, alpha=1, epochs=1, statement=word),
     "distance": lambda word: analysis.disentanglement.disentanglement(
         NOTHING, NOTHING, NOTHING, NOTHING, first=[1.0], distance=word
     ),

@@ -120,7 +120,7 @@ def disentanglement(report: Disentanglement) -> Figure:
 
 
 def order(report: Order) -> Figure:
-    """Plot the gap and its remainder after either predicted term against η on logarithmic axes.
+    """Plot the gap, and what the second-order term leaves of it, against η on logarithmic axes.
 
     Args:
         report: The result of `gradients.observed_order`.
@@ -129,7 +129,6 @@ def order(report: Order) -> Figure:
     etas = [g.eta for g in report.gaps]
     curves = {
         f"gap, slope {report.gap_slope:.2f}": [g.gap for g in report.gaps],
-        f"after +η²C (printed), slope {report.printed_slope:.2f}": [g.residual_printed for g in report.gaps],
         f"after −αη²C, slope {report.corrected_slope:.2f}": [g.residual for g in report.gaps],
     }
     for name, values in curves.items():

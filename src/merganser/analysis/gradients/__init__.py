@@ -3,9 +3,9 @@
     losses = TaskLosses.of(module, F.cross_entropy, {"a": (x, y), "b": (u, v)})
     gap(losses, eta=0.1, alpha=0.5, epochs=1).gap          # rounding: one epoch of task arithmetic is one joint step
     observed_order(losses, [.02, .01, .005], alpha=0.5, epochs=3).corrected_slope   # 3
-    check_bound(losses, eta=0.01, alpha=0.5, epochs=3)     # ‖C‖ against the printed and the corrected bound
+    check_bound(losses, eta=0.01, alpha=0.5, epochs=3)     # ‖C‖ against its bound
 
-docs/theory.md has the mathematics, and the corrections of the thesis' statements.
+docs/theory.md has the mathematics, and says where the thesis prints something else.
 """
 
 from merganser.analysis.gradients.bounds import (
@@ -17,7 +17,6 @@ from merganser.analysis.gradients.bounds import (
     derivative_bounds,
     hessian_norm,
     network_constants,
-    printed_bound,
 )
 from merganser.analysis.gradients.descent import DescentCheck, descent_check
 from merganser.analysis.gradients.expansion import (
@@ -55,6 +54,5 @@ __all__ = [
     "mismatch",
     "network_constants",
     "observed_order",
-    "printed_bound",
     "task_arithmetic",
 ]

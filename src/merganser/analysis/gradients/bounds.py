@@ -1,4 +1,4 @@
-"""The bound on ‖C‖ for feed-forward classifiers under cross-entropy: as printed in the thesis, and corrected.
+"""The bound on ‖C‖ for feed-forward classifiers under cross-entropy.
 
 Network: f(x) = W_L φ(W_{L−1} … φ(W_1 x + b_1) …) + b_L with ‖W_ℓ‖₂ ≤ s_ℓ, ‖x‖₂ ≤ M_x, |φ'| ≤ β, |φ''| ≤ γ, Π = Π_ℓ s_ℓ.
 Derivations are in docs/theory.md.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -19,11 +18,9 @@ from torch import Tensor, nn
 
 from merganser.analysis.gradients.expansion import curvature_term, joint_path
 from merganser.analysis.gradients.losses import TaskLosses
-from merganser.errors import InputError, one_of
+from merganser.errors import InputError
 from merganser.modules.batches import first_tensor
 from merganser.plain import Result
-
-Statement: TypeAlias = Literal["general", "relu_text", "relu_appendix"]
 
 _ACTIVATIONS: dict[type[nn.Module], tuple[float, float, float]] = {
     nn.Identity: (1.0, 0.0, 0.0),
@@ -49,7 +46,7 @@ class NetworkConstants(Result):
     curvature: float
     """γ."""
     at_zero: float = 0.0
-    """|φ(0)|; the printed proof assumes 0, but mentions the sigmoid."""
+    """|φ(0)|."""
     widths: tuple[int, ...] = ()
     """Hidden widths, needed where φ(0) ≠ 0."""
     bias_norms: tuple[float, ...] | None = None
@@ -80,38 +77,6 @@ class Bound(Result):
         return self.task_factor * self.hessian * self.gradient
 
 
-def printed_bound(
-    constants: NetworkConstants,
-    *,
-    tasks: int,
-    alpha: float,
-    epochs: int,
-    statement: Statement = "general",
-) -> Bound:
-    """Return the thesis' T · C(h+2, 2) · |αT − 1| · H_max · G_max with h = k − 2. It does not hold: see docs/theory.md.
-
-    general: H = 2γM²Π²β^{2L−2}, G = √2 MΠβ^{L−1}. relu_appendix: H·G = ½√2 M³Π³. relu_text: half of T, and
-    H = ½√2 M³Π³ next to G = √2 MΠ, which counts G twice.
-
-    Args:
-        constants: The constants of the network.
-        tasks: T.
-        alpha: α.
-        epochs: k.
-        statement: Which of the printed statements.
-    """
-    one_of("statement", statement, Statement)
-    scale = constants.input_norm * constants.product * constants.slope ** (constants.depth - 1)
-    hessian = {
-        "general": 2 * constants.curvature * scale**2,
-        "relu_text": math.sqrt(2) / 2 * scale**3,
-        "relu_appendix": scale**2 / 2,
-    }[statement]
-    share = 0.5 if statement == "relu_text" else 1.0
-    factor = share * tasks * _pairs(epochs) * abs(alpha * tasks - 1)
-    return Bound(task_factor=factor, hessian=hessian, gradient=math.sqrt(2) * scale)
-
-
 def corrected_bound(constants: NetworkConstants, *, tasks: int, alpha: float, epochs: int) -> Bound:
     """Return ‖C‖ ≤ T · C(k, 2) · (|α|(T − 1) + |1 − α|) · H · G with G = √2 P_L and H = ½P_L² + √2 Q_L.
 
@@ -129,7 +94,7 @@ def corrected_bound(constants: NetworkConstants, *, tasks: int, alpha: float, ep
     """
     first, second = derivative_bounds(constants)
     return Bound(
-        task_factor=tasks * _pairs(epochs) * (abs(alpha) * (tasks - 1) + abs(1 - alpha)),
+        task_factor=tasks * math.comb(epochs, 2) * (abs(alpha) * (tasks - 1) + abs(1 - alpha)),
         hessian=first**2 / 2 + math.sqrt(2) * second,
         gradient=math.sqrt(2) * first,
     )
@@ -211,19 +176,13 @@ def hessian_norm(losses: TaskLosses, task: str, theta: Tensor) -> float:
 
 @dataclass(frozen=True)
 class BoundCheck(Result):
-    """The measured ‖C‖ with both bounds, and the largest gradient and Hessian norms on the joint path."""
+    """The measured ‖C‖ with its bound, and the largest gradient and Hessian norms on the joint path."""
 
     measured: float
     measured_gradient: float
     measured_hessian: float
-    printed: Bound
     corrected: Bound
     constants: NetworkConstants
-
-    @property
-    def printed_holds(self) -> bool:
-        """Return whether the thesis' bound covers the measurement; it may not."""
-        return self.measured <= self.printed.total
 
     @property
     def corrected_holds(self) -> bool:
@@ -232,7 +191,7 @@ class BoundCheck(Result):
 
 
 def check_bound(losses: TaskLosses, *, eta: float, alpha: float, epochs: int) -> BoundCheck:
-    """Measure ‖C‖ after `epochs` of joint descent and both bounds. The loss must be cross-entropy.
+    """Measure ‖C‖ after `epochs` of joint descent, and its bound. The loss must be cross-entropy.
 
     Args:
         losses: The losses of the tasks, and the weights that all runs start from.
@@ -245,21 +204,13 @@ def check_bound(losses: TaskLosses, *, eta: float, alpha: float, epochs: int) ->
     joint = joint_path(losses, eta, alpha, epochs)
     inner = joint[:epochs]  # C has gradients at θ⁽⁰⁾ … θ⁽ᵏ⁻²⁾ and Hessians at θ⁽¹⁾ … θ⁽ᵏ⁻¹⁾
     constants = network_constants(losses, inner)
-    relu = constants.curvature == 0 and any(isinstance(m, nn.ReLU) for m in losses.module.modules())
-    sizes = {"tasks": len(losses.tasks), "epochs": epochs}
     return BoundCheck(
         measured=float(curvature_term(losses, joint, alpha).norm()),
         measured_gradient=max(float(losses.gradient(t, theta).norm()) for t in losses.tasks for theta in inner),
         measured_hessian=max(hessian_norm(losses, t, theta) for t in losses.tasks for theta in inner),
-        printed=printed_bound(constants, alpha=alpha, statement="relu_appendix" if relu else "general", **sizes),
-        corrected=corrected_bound(constants, alpha=alpha, **sizes),
+        corrected=corrected_bound(constants, tasks=len(losses.tasks), alpha=alpha, epochs=epochs),
         constants=constants,
     )
-
-
-def _pairs(epochs: int) -> int:
-    """Return (h + 2 choose 2) with h = k − 2, the number of (e, m) with 0 ≤ m ≤ e ≤ h."""
-    return epochs * (epochs - 1) // 2
 
 
 def _layers(module: nn.Module) -> tuple[list[tuple[str, nn.Linear]], list[nn.Module]]:

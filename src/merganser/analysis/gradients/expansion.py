@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from merganser.analysis.gradients.losses import TaskLosses
-from merganser.errors import InputError, one_of
+from merganser.errors import InputError
 from merganser.plain import Result
-
-HessianAt: TypeAlias = Literal["printed", "expansion"]
 
 
 def descend(gradient: Callable[[Tensor], Tensor], start: Tensor, step: float, epochs: int) -> list[Tensor]:
@@ -82,35 +80,28 @@ def mismatch(losses: TaskLosses, theta: Tensor, alpha: float) -> dict[str, Tenso
     return {task: joint - gradient for task, gradient in gradients.items()}
 
 
-def curvature_term(
-    losses: TaskLosses, joint: Sequence[Tensor], alpha: float, *, hessian_at: HessianAt = "expansion"
-) -> Tensor:
-    """Return C = Σ_t Σ_{e=0}^{k−2} ∇²L̄_t(θ_e) Σ_{m≤e} r_t(θ_MT⁽ᵐ⁾) along a joint path of k = len(joint) − 1 epochs.
+def curvature_term(losses: TaskLosses, joint: Sequence[Tensor], alpha: float) -> Tensor:
+    """Return C = Σ_t Σ_{e=0}^{k−2} ∇²L̄_t(θ_MT⁽ᵉ⁺¹⁾) Σ_{m≤e} r_t(θ_MT⁽ᵐ⁾) along a joint path of k epochs.
 
-    `expansion` evaluates the Hessian at θ_e = θ_MT⁽ᵉ⁺¹⁾, as the Taylor expansion does: the gradients compared there are
-    those of step e + 1. `printed` evaluates it at θ_MT⁽ᵉ⁾ as in the thesis. The two differ by O(η), so either leaves an
-    O(η³) remainder. Zero for k = 1. Needs one Hessian-vector product per task and epoch.
+    Zero for k = 1. Needs one Hessian-vector product per task and epoch after the first.
 
     Args:
         losses: The losses of the tasks.
-        joint: The joint path, from its start.
+        joint: The joint path θ_MT⁽⁰⁾ … θ_MT⁽ᵏ⁾.
         alpha: α.
-        hessian_at: Where the Hessian is evaluated.
     """
-    one_of("hessian_at", hessian_at, HessianAt)
     total = torch.zeros_like(joint[0])
     drift = {task: torch.zeros_like(joint[0]) for task in losses.tasks}
-    for epoch in range(len(joint) - 2):
-        at = joint[epoch if hessian_at == "printed" else epoch + 1]
-        for task, residual in mismatch(losses, joint[epoch], alpha).items():
+    for before, after in itertools.pairwise(joint[:-1]):
+        for task, residual in mismatch(losses, before, alpha).items():
             drift[task] = drift[task] + residual
-            total = total + losses.hvp(task, at, drift[task])
+            total = total + losses.hvp(task, after, drift[task])
     return total
 
 
 @dataclass(frozen=True)
 class Gap(Result):
-    """θ_TA⁽ᵏ⁾ − θ_MT⁽ᵏ⁾ at one step size, and its remainder after each predicted term (Euclidean norms)."""
+    """θ_TA⁽ᵏ⁾ − θ_MT⁽ᵏ⁾ at one step size, and what the second-order term leaves of it (Euclidean norms)."""
 
     eta: float
     alpha: float
@@ -121,10 +112,8 @@ class Gap(Result):
     """‖θ_MT⁽ᵏ⁾ − θ0‖, the scale for judging the gap."""
     curvature: float
     """‖C‖."""
-    residual_printed: float
-    """‖gap − η²C‖: the thesis' statement."""
     residual: float
-    """‖gap + αη²C‖: the corrected statement."""
+    """‖gap + αη²C‖."""
 
     @property
     def relative(self) -> float:
@@ -132,7 +121,7 @@ class Gap(Result):
         return self.gap / self.travelled if self.travelled else 0.0
 
 
-def gap(losses: TaskLosses, *, eta: float, alpha: float, epochs: int, hessian_at: HessianAt = "expansion") -> Gap:
+def gap(losses: TaskLosses, *, eta: float, alpha: float, epochs: int) -> Gap:
     """Run the experts and the joint model, and compare their gap with the second-order term.
 
     Args:
@@ -140,15 +129,13 @@ def gap(losses: TaskLosses, *, eta: float, alpha: float, epochs: int, hessian_at
         eta: η, the step size of the experts.
         alpha: α, the scale of the task vectors.
         epochs: k, the number of steps.
-        hessian_at: Where C evaluates the Hessian: see `curvature_term`.
     """
-    one_of("hessian_at", hessian_at, HessianAt)
     if epochs < 1:
         raise InputError(f"epochs must be at least 1, got {epochs}")
     experts = [path[-1] for path in expert_paths(losses, eta, epochs).values()]
     joint = joint_path(losses, eta, alpha, epochs)
     difference = task_arithmetic(losses.start, experts, alpha) - joint[-1]
-    curvature = curvature_term(losses, joint, alpha, hessian_at=hessian_at)
+    curvature = curvature_term(losses, joint, alpha)
     return Gap(
         eta=eta,
         alpha=alpha,
@@ -157,7 +144,6 @@ def gap(losses: TaskLosses, *, eta: float, alpha: float, epochs: int, hessian_at
         gap=_norm(difference),
         travelled=_norm(joint[-1] - losses.start),
         curvature=_norm(curvature),
-        residual_printed=_norm(difference - eta**2 * curvature),
         residual=_norm(difference + alpha * eta**2 * curvature),
     )
 
@@ -166,24 +152,15 @@ def gap(losses: TaskLosses, *, eta: float, alpha: float, epochs: int, hessian_at
 class Order(Result):
     """Observed orders in η: slopes of log ‖·‖ against log η over `gaps`.
 
-    Theory for k > 1: 2 for the gap, 3 for `residual`; the printed term leaves 2 (and, if its sign is wrong, a larger
-    remainder than without it).
+    Theory for k > 1: 2 for the gap, 3 for `residual`.
     """
 
     gaps: tuple[Gap, ...]
     gap_slope: float
-    printed_slope: float
     corrected_slope: float
 
 
-def observed_order(
-    losses: TaskLosses,
-    etas: Sequence[float],
-    *,
-    alpha: float,
-    epochs: int,
-    hessian_at: HessianAt = "expansion",
-) -> Order:
+def observed_order(losses: TaskLosses, etas: Sequence[float], *, alpha: float, epochs: int) -> Order:
     """Measure the orders at the given step sizes (at least two, all positive), for more than one epoch.
 
     Args:
@@ -191,17 +168,15 @@ def observed_order(
         etas: The step sizes.
         alpha: α, the scale of the task vectors.
         epochs: k, the number of steps.
-        hessian_at: Where C evaluates the Hessian: see `curvature_term`.
     """
     if len(set(etas)) < 2 or min(etas) <= 0:
         raise InputError(f"an order needs two or more different positive step sizes, got {list(etas)}")
     if epochs < 2:
         raise InputError("after one epoch the gap is only rounding; an order needs epochs >= 2")
-    gaps = tuple(gap(losses, eta=eta, alpha=alpha, epochs=epochs, hessian_at=hessian_at) for eta in etas)
+    gaps = tuple(gap(losses, eta=eta, alpha=alpha, epochs=epochs) for eta in etas)
     return Order(
         gaps=gaps,
         gap_slope=_slope(etas, [g.gap for g in gaps]),
-        printed_slope=_slope(etas, [g.residual_printed for g in gaps]),
         corrected_slope=_slope(etas, [g.residual for g in gaps]),
     )
 
