@@ -107,7 +107,7 @@ def bounds(eta: float = ETAS[0], epochs: int = 3) -> list[dict[str, Any]]:
         )
         row: dict[str, Any] = {"network": name, "alpha": alpha, "eta": eta, "epochs": epochs}
         row |= {"c": check.measured, "hessian": check.measured_hessian, "gradient": check.measured_gradient}
-        for way, bound in (("printed", printed), ("corrected", check.corrected)):
+        for way, bound in (("printed", printed), ("corrected", check.bound)):
             found = {"c": bound.total, "hessian": bound.hessian, "gradient": bound.gradient}
             row |= {f"{way}_{key}": value for key, value in found.items()}
         rows.append(row)
@@ -132,7 +132,7 @@ def orders(losses: TaskLosses, alphas: Sequence[float], epochs: Sequence[int]) -
         for count in epochs:
             order = observed_order(losses, ETAS, alpha=alpha, epochs=count)
             printed = [remainder(losses, eta=eta, alpha=alpha, epochs=count, factor=1) for eta in ETAS]
-            slopes = {"gap": order.gap_slope, "corrected": order.corrected_slope, "printed": slope(ETAS, printed)}
+            slopes = {"gap": order.gap_slope, "corrected": order.residual_slope, "printed": slope(ETAS, printed)}
             gaps = [{"eta": g.eta, "gap": g.gap, "relative": g.relative, "residual": g.residual} for g in order.gaps]
             row = {"alpha": alpha, "epochs": count, **{f"{k}_slope": v for k, v in slopes.items()}, "gaps": gaps}
             found.append(row)

@@ -82,7 +82,7 @@ def test_single_task_with_alpha_one_never_parts():
 def test_orders_in_the_step_size(alpha, epochs):
     order = gr.observed_order(losses(), [0.01, 0.005, 0.0025, 0.00125], alpha=alpha, epochs=epochs)
     assert abs(order.gap_slope - 2) < 0.1
-    assert abs(order.corrected_slope - 3) < 0.1
+    assert abs(order.residual_slope - 3) < 0.1
 
 
 def test_orders_hold_for_another_loss_and_architecture():
@@ -94,7 +94,7 @@ def test_orders_hold_for_another_loss_and_architecture():
         gr.TaskLosses.of(module, F.mse_loss, data), [0.008, 0.004, 0.002, 0.001], alpha=0.5, epochs=3
     )
     assert abs(order.gap_slope - 2) < 0.1
-    assert abs(order.corrected_slope - 3) < 0.1
+    assert abs(order.residual_slope - 3) < 0.1
 
 
 class Attention(nn.Module):
@@ -115,7 +115,7 @@ def test_orders_hold_through_attention():
     subject = losses(Attention().double(), tasks(width=12))
     order = gr.observed_order(subject, [0.01, 0.005, 0.0025], alpha=1 / 3, epochs=3)
     assert abs(order.gap_slope - 2) < 0.1
-    assert abs(order.corrected_slope - 3) < 0.1
+    assert abs(order.residual_slope - 3) < 0.1
 
 
 def test_curvature_term_against_finite_differences_of_the_gap():
@@ -185,12 +185,12 @@ def test_hessian_norm_is_the_spectral_norm():
 @pytest.mark.parametrize(
     ("sizes", "bias", "scale"), [((5, 6, 3), False, 0.1), ((5, 4, 4, 3), True, 1.0), ((5, 6, 3), True, 3.0)]
 )
-def test_corrected_bound_holds(activation, sizes, bias, scale):
+def test_the_bound_holds(activation, sizes, bias, scale):
     subject = losses(network(activation, sizes, bias, scale=scale), tasks(count=2, n=6))
     check = gr.check_bound(subject, eta=0.01, alpha=0.5, epochs=3)
-    assert check.corrected_holds
-    assert check.measured_gradient <= check.corrected.gradient
-    assert check.measured_hessian <= check.corrected.hessian
+    assert check.holds
+    assert check.measured_gradient <= check.bound.gradient
+    assert check.measured_hessian <= check.bound.hessian
 
 
 @given(
@@ -200,9 +200,9 @@ def test_corrected_bound_holds(activation, sizes, bias, scale):
     activation=st.sampled_from([nn.Tanh, nn.Sigmoid, nn.ReLU]),
 )
 @settings(max_examples=15, deadline=None)
-def test_corrected_bound_holds_anywhere(scale, alpha, seed, activation):
+def test_the_bound_holds_anywhere(scale, alpha, seed, activation):
     subject = losses(network(activation, (5, 4, 3), seed=seed, scale=scale), tasks(count=2, n=4, seed=seed))
-    assert gr.check_bound(subject, eta=0.02, alpha=alpha, epochs=2).corrected_holds
+    assert gr.check_bound(subject, eta=0.02, alpha=alpha, epochs=2).holds
 
 
 @pytest.mark.parametrize("kind", list(_ACTIVATIONS))
@@ -225,7 +225,7 @@ steps = st.lists(st.tuples(st.integers(1, 1000), st.floats(-1, 1, allow_subnorma
 
 @given(steps)
 @settings(max_examples=300)
-def test_corrected_descent_condition_is_sufficient(step):
+def test_the_descent_condition_is_sufficient(step):
     decreases = {str(i): d for i, (_, d) in enumerate(step)}
     check = gr.descent_check(decreases, {str(i): n for i, (n, _) in enumerate(step)})
     if check.atm_decrease > check.threshold + 1e-12:

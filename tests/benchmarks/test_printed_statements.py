@@ -73,7 +73,7 @@ def checked(activation, *, alpha, epochs, scale=1.0, statement="general"):
     """Return the check of the library's bound on a small network without biases, and the printed bound."""
     subject = small_losses(activation, bias=False, scale=scale)
     check = gr.check_bound(subject, eta=0.01, alpha=alpha, epochs=epochs)
-    assert check.corrected_holds
+    assert check.holds
     tasks = len(subject.tasks)
     return check, printed_bound(check.constants, tasks=tasks, alpha=alpha, epochs=epochs, statement=statement)
 
@@ -108,7 +108,7 @@ def test_the_gradient_bound_fails_for_small_weights():
 def test_task_factors_agree_outside_the_unit_interval_only(alpha, count):
     constants = gr.NetworkConstants(spectral_norms=(1.0,), input_norm=1.0, slope=1.0, curvature=1.0)
     printed, right = (
-        f(constants, tasks=count, alpha=alpha, epochs=2).task_factor for f in (printed_bound, gr.corrected_bound)
+        f(constants, tasks=count, alpha=alpha, epochs=2).task_factor for f in (printed_bound, gr.curvature_bound)
     )
     assert printed <= right + 1e-9
     if count == 1 or not 0 < alpha < 1:

@@ -129,7 +129,7 @@ def order(report: Order) -> Figure:
     etas = [g.eta for g in report.gaps]
     curves = {
         f"gap, slope {report.gap_slope:.2f}": [g.gap for g in report.gaps],
-        f"after −αη²C, slope {report.corrected_slope:.2f}": [g.residual for g in report.gaps],
+        f"after −αη²C, slope {report.residual_slope:.2f}": [g.residual for g in report.gaps],
     }
     for name, values in curves.items():
         figure.add_scatter(x=etas, y=values, name=name, mode="lines+markers")

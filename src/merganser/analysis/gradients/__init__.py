@@ -2,7 +2,7 @@
 
     losses = TaskLosses.of(module, F.cross_entropy, {"a": (x, y), "b": (u, v)})
     gap(losses, eta=0.1, alpha=0.5, epochs=1).gap          # rounding: one epoch of task arithmetic is one joint step
-    observed_order(losses, [.02, .01, .005], alpha=0.5, epochs=3).corrected_slope   # 3
+    observed_order(losses, [.02, .01, .005], alpha=0.5, epochs=3).residual_slope   # 3
     check_bound(losses, eta=0.01, alpha=0.5, epochs=3)     # ‖C‖ against its bound
 
 docs/theory.md has the mathematics, and says where the thesis prints something else.
@@ -13,7 +13,7 @@ from merganser.analysis.gradients.bounds import (
     BoundCheck,
     NetworkConstants,
     check_bound,
-    corrected_bound,
+    curvature_bound,
     derivative_bounds,
     hessian_norm,
     network_constants,
@@ -42,7 +42,7 @@ __all__ = [
     "Order",
     "TaskLosses",
     "check_bound",
-    "corrected_bound",
+    "curvature_bound",
     "curvature_term",
     "derivative_bounds",
     "descend",

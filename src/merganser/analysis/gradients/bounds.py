@@ -77,7 +77,7 @@ class Bound(Result):
         return self.task_factor * self.hessian * self.gradient
 
 
-def corrected_bound(constants: NetworkConstants, *, tasks: int, alpha: float, epochs: int) -> Bound:
+def curvature_bound(constants: NetworkConstants, *, tasks: int, alpha: float, epochs: int) -> Bound:
     """Return ‖C‖ ≤ T · C(k, 2) · (|α|(T − 1) + |1 − α|) · H · G with G = √2 P_L and H = ½P_L² + √2 Q_L.
 
     P and Q bound the first and second derivative of the pre-activations h_ℓ in the weights, A their inputs a_ℓ:
@@ -181,13 +181,13 @@ class BoundCheck(Result):
     measured: float
     measured_gradient: float
     measured_hessian: float
-    corrected: Bound
+    bound: Bound
     constants: NetworkConstants
 
     @property
-    def corrected_holds(self) -> bool:
-        """Return whether the corrected bound covers the measurement; it must."""
-        return self.measured <= self.corrected.total
+    def holds(self) -> bool:
+        """Return whether the bound covers the measurement; it must."""
+        return self.measured <= self.bound.total
 
 
 def check_bound(losses: TaskLosses, *, eta: float, alpha: float, epochs: int) -> BoundCheck:
@@ -208,7 +208,7 @@ def check_bound(losses: TaskLosses, *, eta: float, alpha: float, epochs: int) ->
         measured=float(curvature_term(losses, joint, alpha).norm()),
         measured_gradient=max(float(losses.gradient(t, theta).norm()) for t in losses.tasks for theta in inner),
         measured_hessian=max(hessian_norm(losses, t, theta) for t in losses.tasks for theta in inner),
-        corrected=corrected_bound(constants, tasks=len(losses.tasks), alpha=alpha, epochs=epochs),
+        bound=curvature_bound(constants, tasks=len(losses.tasks), alpha=alpha, epochs=epochs),
         constants=constants,
     )
 
@@ -231,6 +231,6 @@ def _constants(activation: nn.Module) -> tuple[float, float, float]:
         known = ", ".join(kind.__name__ for kind in (*_ACTIVATIONS, nn.Softplus))
         raise InputError(
             f"no derivative bounds for {type(activation).__name__}; known: {known}. "
-            "Give NetworkConstants to corrected_bound yourself."
+            "Give NetworkConstants to curvature_bound yourself."
         )
     return _ACTIVATIONS[type(activation)]

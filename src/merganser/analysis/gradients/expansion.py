@@ -157,7 +157,7 @@ class Order(Result):
 
     gaps: tuple[Gap, ...]
     gap_slope: float
-    corrected_slope: float
+    residual_slope: float
 
 
 def observed_order(losses: TaskLosses, etas: Sequence[float], *, alpha: float, epochs: int) -> Order:
@@ -177,7 +177,7 @@ def observed_order(losses: TaskLosses, etas: Sequence[float], *, alpha: float, e
     return Order(
         gaps=gaps,
         gap_slope=_slope(etas, [g.gap for g in gaps]),
-        corrected_slope=_slope(etas, [g.residual for g in gaps]),
+        residual_slope=_slope(etas, [g.residual for g in gaps]),
     )
 
 
