@@ -132,7 +132,7 @@ def test_a_page_shows_the_objective_with_its_error_for_winner_and_endpoints(tmp_
         assert value == pytest.approx(0.25 * quiz + 0.75 * exam)
         assert error == pytest.approx(((0.25 * quiz_error) ** 2 + (0.75 * exam_error) ** 2) ** 0.5)
     best = max(rows[1:], key=lambda row: row[1])
-    said = f"the best endpoint, {best[0]}: item by item the gain is {rows[0][1] - best[1]:+.3f}"
+    said = f"the best endpoint, {best[0]}; item by item the gain is {rows[0][1] - best[1]:+.3f}"
     assert any(said in text for text in page.texts)
 
     columns, rows = page.tables[2]
@@ -140,7 +140,7 @@ def test_a_page_shows_the_objective_with_its_error_for_winner_and_endpoints(tmp_
     assert all(0 <= value <= 1 for value in rows[0][1:])
 
     columns, rows = page.tables[-1]
-    assert columns == ["trial", "state", "mean, estimated", "weight.math", "weight.code", "seconds", "error"]
+    assert columns == ["trial", "state", "mean, estimated", "weight.math", "weight.code", "seconds"]
     assert [row[3:5] for row in rows] == [list(trial.values.values()) for trial in study.trials()]
 
 

@@ -241,7 +241,15 @@ def _stop(*_: Any) -> None:
     raise OSError("stopped")
 
 
-ANSWERS = {"label": "a", "part": "race", "answers": {"t": [1.0, None]}, "seconds": 1, "merging": 0, "scored_by": "x"}
+ANSWERS = {
+    "label": "a",
+    "part": "race",
+    "answers": {"t": [1.0, None]},
+    "asked": 2,
+    "seconds": 1,
+    "merging": 0,
+    "scored_by": "x",
+}
 RACE = dumped(ANSWERS) + b"\n"
 
 
