@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import merganser as mg
 from merganser.checkpoints.layouts import in_layout_of, module_tensors
 from merganser.checkpoints.skeleton import build_skeleton
 from merganser.engine.nested import reopen
-from merganser.engine.plan import Plan
 from merganser.errors import CheckpointError
 from support.llamas import transformers  # noqa: F401
 
@@ -102,7 +101,7 @@ def test_a_plan_keeps_the_layout(tmp_path: Path, transformers: Any) -> None:  # 
     recipe = {"method": "linear", "models": [str(tmp_path / "listed"), str(tmp_path / "fused")]}
     plan = mg.recipes.prepare(mg.recipes.load(recipe)).plan
     assert any("another layout" in note for note in plan.notes)
-    again = reopen(Plan.from_dict(json.loads(json.dumps(plan.to_dict()))))
+    again = reopen(pickle.loads(pickle.dumps(plan)))
     assert set(again.sources[1].names()) == set(again.sources[0].names())
 
 
@@ -186,7 +185,7 @@ def test_a_language_model_merges_into_the_language_part_of_a_vision_language_mod
         return {"method": "task_arithmetic", "base": vlm, "models": models, "parameters": {"weight": 0.5}}
 
     prepared = mg.recipes.prepare(mg.recipes.load(recipe({"model.": "model.language_model."})))
-    for merge in (prepared, reopen(Plan.from_dict(json.loads(json.dumps(prepared.plan.to_dict()))))):
+    for merge in (prepared, reopen(pickle.loads(pickle.dumps(prepared.plan)))):
         seen = merge.sources[1]
         assert torch.equal(seen.read("model.vision.w"), whole["model.vision.w"])
         assert torch.equal(seen.read("model.language_model.norm", (1, 3)), tuned["model.norm"][1:3])

@@ -6,8 +6,6 @@ import json
 import pytest
 import torch
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from merganser.checkpoints.cards import Lineage, render_adapter_card, render_card
 from merganser.checkpoints.memory import StateDict
@@ -93,29 +91,6 @@ def test_edits_reach_the_config(tmp_path, base):
         "text_config": {"depth": 2},
     }
     assert json.loads((out / "generation_config.json").read_text()) == {"eos_token_id": 7}
-
-
-edits = st.lists(st.tuples(st.lists(st.text(max_size=3), min_size=1).map(tuple), st.none() | st.integers()))
-texts = st.lists(st.text(max_size=3)).map(tuple)
-
-
-@given(
-    st.builds(
-        Sidecars,
-        config=edits.map(tuple),
-        generation=edits.map(tuple),
-        tokenizer=st.builds(TokenizerFiles, st.integers(0, 3), st.lists(st.just({"id": 3, "content": "x"})).map(tuple)),
-        chat_template=st.none() | st.text(max_size=3),
-        lineage=st.builds(Lineage, st.none() | st.text(max_size=3), texts, texts),
-        recipe=st.text(max_size=9) | st.just({"method": "linear", "models": ["a", {"path": "b", "weight": 0.5}]}),
-        weights=st.sampled_from(["model", "diffusion_pytorch_model"]),
-        modules=texts,
-        fingerprint=st.text(max_size=3),
-    )
-)
-def test_sidecars_survive_json(sidecars):
-    assert Sidecars.from_dict(json.loads(json.dumps(sidecars.to_dict()))) == sidecars
-    assert Sidecars().to_dict() == {}
 
 
 def test_edited_leaves_its_argument_alone():

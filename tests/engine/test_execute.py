@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import merganser as mg
+from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.memory import StateDict
 from merganser.engine import blocks
 from merganser.engine.compute import Arithmetic
@@ -121,7 +123,8 @@ def test_infinity_is_refused_and_large_values_are_not(models: list[dict[str, Ten
 def test_what_does_not_fit_the_output_dtype() -> None:
     models = [{"w": torch.full((4,), 1e6)} for _ in range(3)]
     plan, sources = make_plan(models, "linear")
-    narrow = Plan.from_dict({**plan.to_dict(), "outputs": [{**plan.to_dict()["outputs"][0], "dtype": "float16"}]})
+    (output,) = plan.outputs
+    narrow = replace(plan, outputs=(replace(output, spec=TensorSpec((4,), "float16")),))
     with pytest.raises(MerganserError, match="4 values do not fit float16"):
         merged(narrow, sources)
 

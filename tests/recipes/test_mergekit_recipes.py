@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -133,7 +135,7 @@ def outputs(plan):
 def test_examples_validate_and_plan(name, hub):
     plan = recipes.plan(recipes.load(EXAMPLES[name]), hub(layers=40))
     assert plan.outputs
-    assert recipes.Plan.from_dict(plan.to_dict()) == plan
+    assert pickle.loads(pickle.dumps(plan)) == plan
 
 
 @pytest.mark.parametrize("method", GUIDE)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from merganser import recipes
 from merganser.checkpoints.base import TensorSpec
-from merganser.engine.plan import Plan, Source
+from merganser.engine.plan import Source
 from merganser.errors import CheckpointError, RecipeError
 
 
@@ -50,7 +51,7 @@ seed: 7
     assert (layer.base, layer.inputs) == (Source(0, layer.name), (Source(1, layer.name), Source(2, layer.name)))
     assert layer.spec.dtype is torch.bfloat16
     assert plan.seed == 7
-    assert Plan.from_dict(plan.to_dict()) == plan
+    assert pickle.loads(pickle.dumps(plan)) == plan
 
 
 def test_equal_parameters_are_shared_and_every_set_is_checked(hub):
@@ -243,7 +244,7 @@ models:
     nested = [model.plan for model in plan.models]
     assert [inner.outputs[0].method if inner else None for inner in nested] == [None, "slerp", "linear", "linear"]
     assert plan.outputs[0].parameters["weight"] == [0.3, 0.5, 1.0]
-    assert Plan.from_dict(plan.to_dict()) == plan
+    assert pickle.loads(pickle.dumps(plan)) == plan
 
 
 def test_paths_are_found_beside_the_recipe_then_in_the_working_directory(tmp_path, directory, monkeypatch):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import re
 from collections.abc import Callable
 from enum import Enum
@@ -247,7 +247,7 @@ def test_values_of_a_program_become_text_only_for_the_card(
         without.setattr(yaml, "load_all", None)
         assert mg.merge([state(1.0), state(3.0)])["b"].tolist() == [2, 2]
         prepared = mg.recipes.prepare(mg.recipes.load(document))
-    copy = mg.recipes.Plan.from_dict(json.loads(json.dumps(prepared.plan.to_dict())))
+    copy = pickle.loads(pickle.dumps(prepared.plan))
     assert copy == prepared.plan
     card = (mg.run(document, tmp_path / "out") / "README.md").read_text()
     _, text = card.split("```yaml\n")

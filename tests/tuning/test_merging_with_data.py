@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from torch.func import functional_call
 import merganser as mg
 from merganser import recipes
 from merganser.engine.blocks import BLOCK
-from merganser.engine.plan import Plan
 from merganser.errors import CheckpointError, InputError, RecipeError
 from merganser.tuning import adamerge, choose_scale, diagonal_fisher, greedy_soup, linear_grams
 from merganser.tuning.statistics import Statistics
@@ -82,7 +80,6 @@ def test_statistics_are_reused_without_the_data(world, checkpoint, tmp_path):
         for name, tensor in expected.items():
             assert torch.equal(made[name], tensor), name
     plan = recipes.plan(recipes.load(beside))
-    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
     assert plan.fingerprint() != recipes.plan(recipes.load({"method": "linear", "models": paths})).fingerprint()
 
 

@@ -113,26 +113,10 @@ class Sidecars:
         mine, usual = vars(self), vars(Sidecars())
         return {each.name: plain(mine[each.name]) for each in fields(self) if mine[each.name] != usual[each.name]}
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Sidecars:
-        """Return the record from the values of `to_dict`."""
-        return cls(**{name: _READERS[name](value) if name in _READERS else value for name, value in data.items()})
-
 
 def freeze_edits(edits: Iterable[Edit]) -> tuple[Edit, ...]:
     """Return edits in the hashable form of a record."""
     return tuple((tuple(path), value) for path, value in edits)
-
-
-#: Converters of fields that JSON has no type for.
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "config": freeze_edits,
-    "generation": freeze_edits,
-    "tokenizer": lambda files: TokenizerFiles(files["model"], tuple(files["added"])),
-    "lineage": lambda made: Lineage(made["base"], tuple(made["models"]), tuple(made["methods"])),
-    "modules": tuple,
-    "gguf": lambda layout: GGUFLayout(**layout),
-}
 
 
 def _library(directory: Path | None) -> str:

@@ -129,6 +129,7 @@ class Plan(Shown):
         return sum(output.spec.nbytes for output in self.outputs)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON-serialisable values."""
         return {
             "models": [
                 {
@@ -161,40 +162,6 @@ class Plan(Shown):
             "sidecars": self.sidecars.to_dict(),
             "notes": list(self.notes),
         }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        return cls(
-            models=tuple(
-                Model(
-                    m["label"],
-                    m["path"],
-                    cls.from_dict(m["plan"]) if m["plan"] else None,
-                    VocabularyMap.from_dict(m["remap"]) if m["remap"] else None,
-                    m["layout"],
-                    m["map"],
-                    m.get("experts", False),
-                )
-                for m in data["models"]
-            ),
-            outputs=tuple(
-                Output(
-                    name=o["name"],
-                    spec=TensorSpec(tuple(o["shape"]), o["dtype"]),
-                    method=o["method"],
-                    inputs=tuple(Source(*s) for s in o["inputs"]),
-                    base=Source(*o["base"]) if o["base"] else None,
-                    parameters=o["parameters"],
-                    statistics={kind: tuple(Source(*s) for s in each) for kind, each in o["statistics"].items()},
-                )
-                for o in data["outputs"]
-            ),
-            aliases=data["aliases"],
-            seed=data["seed"],
-            shard_size=data["shard_size"],
-            sidecars=Sidecars.from_dict(data["sidecars"]),
-            notes=tuple(data["notes"]),
-        )
 
     def fingerprint(self, sources: Sequence[str] = ()) -> str:
         """Return a digest that identifies the result: of the plan and the fingerprints of its sources."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
+import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,12 @@ from merganser.engine.execute import Counter, Progress, batches, pending, run_ba
 from merganser.engine.layout import lay_out
 from merganser.engine.merge import Merge
 from merganser.engine.nested import reopen
-from merganser.engine.plan import Output, Plan
+from merganser.engine.plan import Output
 from merganser.engine.ray_cluster import start_ray
 from merganser.engine.shard_files import ShardFiles, WorkerSink
 from merganser.engine.sinks import Digests, Finished
 from merganser.engine.writer import CheckpointWriter
 from merganser.errors import MerganserError, require
-from merganser.strict_json import parse_json
 
 
 def execute_on_ray(
@@ -46,7 +45,7 @@ def execute_on_ray(
         todo = pending(computations, writer)
         counter = Counter(todo, merge.plan, on_progress)
         outputs = {output.name: output for output in merge.plan.outputs}
-        shared = ray.put(json.dumps(merge.plan.to_dict()))
+        shared = ray.put(pickle.dumps(merge.plan))
         task = ray.remote(max_retries=-1)(_compute)
         directory = str(writer.directory.absolute())
         running = [
@@ -86,15 +85,15 @@ class _RemoteSink(WorkerSink):
 
 
 @functools.lru_cache(maxsize=2)
-def _open(text: str) -> Merge:
-    return reopen(Plan.from_dict(parse_json(text)))
+def _open(plan: bytes) -> Merge:
+    return reopen(pickle.loads(plan))
 
 
 def _compute(
-    text: str, names: list[str], directory: str, settings: Arithmetic, prepared: Mapping[str, Any]
+    plan: bytes, names: list[str], directory: str, settings: Arithmetic, prepared: Mapping[str, Any]
 ) -> dict[str, Finished]:
     """Write the named outputs and return their results."""
-    merge = _open(text)
+    merge = _open(plan)
     computations = Computations(merge, settings, prepared)
     wanted = set(names)
     outputs = [output for output in merge.plan.outputs if output.name in wanted]
