@@ -12,14 +12,21 @@ from merganser.align import match, scramble, symmetry, transport
 from merganser.align.head_spectra import match_heads
 from merganser.align.permutations import apply, identity, inverse
 from merganser.align.solver import layout_and_weights
-from merganser.align.transports import match_bases, transported
+from merganser.align.transported import MovedVector, Transported, transport_checkpoint
+from merganser.align.transports import match_bases
 from merganser.checkpoints import open as open_checkpoint
+from merganser.checkpoints.differences import Difference
 from merganser.errors import InputError
 
 
 def tuned_from(state, seed=1, size=0.05):
     generator = torch.Generator().manual_seed(seed)
     return {n: t + size * torch.randn(t.shape, generator=generator) for n, t in state.items()}
+
+
+def streamed(tuned, source, target, free, permutations, scale):
+    opened = [open_checkpoint(model) for model in (tuned, source, target)]
+    return Transported(opened[2], MovedVector(Difference(*opened[:2]), free, permutations), scale)
 
 
 @pytest.fixture
@@ -33,13 +40,34 @@ def travellers():
 def test_the_view_has_what_the_function_returns(travellers):
     _, free, tuned, source, target, planted = travellers
     expected = transport(tuned, source, target, free, scale=0.7, alignment=planted)
-    view = transported(*map(open_checkpoint, (tuned, source, target)), free, planted, 0.7)
+    view = streamed(tuned, source, target, free, planted, 0.7)
     assert set(view) == set(expected)
     for name, tensor in expected.items():
         torch.testing.assert_close(view[name], tensor)
         torch.testing.assert_close(view.read(name, (1, 3)), tensor[1:3])
-    other = transported(*map(open_checkpoint, (tuned, source, target)), free, inverse(free, planted), 0.7)
+    other = streamed(tuned, source, target, free, inverse(free, planted), 0.7)
     assert other.fingerprint() != view.fingerprint()
+
+
+def test_checkpoints_travel_with_and_without_matching(travellers):
+    _, free, tuned, source, target, planted = travellers
+    opened = [open_checkpoint(model) for model in (tuned, source, target)]
+    moved = transport_checkpoint(*opened, free, scale=0.7)
+    assert isinstance(moved.checkpoint, Transported)
+    assert moved.cosine[0] < moved.cosine[1] == pytest.approx(1)
+    expected = transport(tuned, source, target, free, scale=0.7, alignment=planted)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(moved.checkpoint[name], tensor)
+    chosen = transport_checkpoint(
+        *opened, free, scale=[0.2, 0.7], score=lambda w: -float((w["0.weight"] - expected["0.weight"]).norm())
+    )
+    assert (chosen.scale, list(chosen.scores)) == (0.7, [0.2, 0.7])
+    torch.testing.assert_close(chosen.checkpoint["0.weight"], expected["0.weight"])
+    still = transport_checkpoint(*opened, None)
+    assert still.cosine is None
+    torch.testing.assert_close(
+        still.checkpoint["0.weight"], target["0.weight"] + tuned["0.weight"] - source["0.weight"]
+    )
 
 
 def test_orthogonal_maps_carry_a_fine_tune_to_a_rotated_base():
@@ -182,8 +210,8 @@ def test_a_variance_that_would_be_negative_stays_that_of_the_target():
     expected = torch.tensor([1.0, 1.0, 4.0, 5.0])
     moved = transport(tuned, source, target, free, alignment=still)
     torch.testing.assert_close(moved["1.running_var"], expected)
-    streamed = transported(*(open_checkpoint(m.state_dict()) for m in (tuned, source, target)), free, still, 1.0)
-    torch.testing.assert_close(streamed["1.running_var"], expected)
+    view = streamed(*(m.state_dict() for m in (tuned, source, target)), free, still, 1.0)
+    torch.testing.assert_close(view["1.running_var"], expected)
     scores = []
 
     def score(weights):

@@ -10,8 +10,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 from merganser.align import Symmetry, scramble, symmetry
+from merganser.align.saving import stored_once
 from merganser.cli import build
-from merganser.cli.align import once
 from merganser.cli.factories import build_network
 from merganser.errors import InputError
 from support.tiny_models import tiny_model
@@ -139,9 +139,9 @@ def test_a_match_that_looks_like_a_local_optimum_is_noted(user, monkeypatch):
     module, _ = user
     note = "2 tries ended at different objectives"
     monkeypatch.setattr("merganser.align.matches.Match.note", note)
-    arguments = ("a.safetensors", "b.safetensors", "--model", f"{module}:with_inputs", "--method", "weights")
-    assert f"note: model 1 to model 0: {note}\n" in call(*arguments, "--out", "shown")
-    assert json.loads(call(*arguments, "--out", "out", "--json"))["notes"] == [f"model 1 to model 0: {note}"]
+    arguments = ("a.safetensors", "b.safetensors", "--model", f"{module}:with_inputs", "--matching", "weights")
+    assert f"note: model 1 to model 0: {note}\n" in call(*arguments, "shown")
+    assert json.loads(call(*arguments, "out", "--json"))["notes"] == [f"model 1 to model 0: {note}"]
 
 
 def test_permutations_serve_again_without_the_network(user, tmp_path):
@@ -197,8 +197,8 @@ def test_tied_weights_that_a_file_holdsonce(user, tmp_path):
 
 def test_a_tied_weight_is_kept_under_the_name_it_came_with():
     tied = Symmetry({}, {}, aliases={"b": "a", "c": "a"})
-    assert once({"a", "b", "x"}, tied) == {"a", "x"}
-    assert once({"b", "c", "x"}, tied) == {"b", "x"}
+    assert stored_once({"a", "b", "x"}, tied) == {"a", "x"}
+    assert stored_once({"b", "c", "x"}, tied) == {"b", "x"}
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_models_of_transformers_need_no_function_and_load_again(tmp_path, monkey
 def test_the_note_on_a_large_network_leaves_json_alone(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("merganser.cli.factories.TESTED", 0)
+    monkeypatch.setattr("merganser.align.configs.TESTED", 0)
     for seed, name in enumerate(("a", "b")):
         tiny_model(transformers.LlamaForCausalLM, {}, seed).save_pretrained(name)
     result = runner.invoke(build(), ["align", "./a", "./b", "out", "--json"], catch_exceptions=False)

@@ -167,7 +167,7 @@ def test_the_inputs_of_a_model_of_transformers(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Wav2Vec2ForCTC", "inputs it runs on: --model net:build"),
+        ("Wav2Vec2ForCTC", "inputs it runs on .--model net:build"),
         ("ViTForImageClassification", "does not have under this name: name a function"),
     ],
 )

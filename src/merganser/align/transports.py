@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from math import isfinite, isnan
 from typing import Any
@@ -14,30 +13,24 @@ from torch import Tensor, nn
 from merganser.align.matches import Match
 from merganser.align.matching import match
 from merganser.align.permutations import Permutations, apply
-from merganser.align.state import Model, State, states_of
+from merganser.align.state import State, states_of
 from merganser.align.symmetries import Symmetry
-from merganser.checkpoints.base import Checkpoint, Rows, select_rows
-from merganser.checkpoints.cards import Lineage
-from merganser.checkpoints.differences import Difference, Vector
-from merganser.checkpoints.recent import Recent
-from merganser.engine.task_vector import Applied
+from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError
 from merganser.evaluate.search import scale_search
 from merganser.modules.batches import Batch, labelled, several
-from merganser.modules.functional import run
+from merganser.modules.functional import WeightsScore, run
 from merganser.modules.moments import evaluating
-
-Score = Callable[[Mapping[str, Tensor]], float]
 
 
 def transport(
-    finetuned: Model,
-    source: Model,
-    target: Model,
+    finetuned: Reference,
+    source: Reference,
+    target: Reference,
     symmetry: Symmetry,
     *,
     scale: float | Sequence[float] = 1.0,
-    score: Score | None = None,
+    score: WeightsScore | None = None,
     alignment: Match | Permutations | None = None,
     gradient_batches: Iterable[Batch] | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
@@ -75,7 +68,7 @@ def transport(
         >>> symmetry = mg.align.symmetry(base, images)
         >>> moved = mg.align.transport(math, base, models[1], symmetry)
     """
-    scales = _scales(scale, score)
+    scales = check_scales(scale, score)
     if gradient_batches is not None and not isinstance(target, nn.Module):
         raise InputError("gradient_batches run the target: give a module, not weights")
     tuned, base, new = states_of([finetuned, source, target], symmetry)
@@ -104,7 +97,9 @@ def transport(
     }
 
 
-def match_bases(target: Model, source: Model, symmetry: Symmetry, method: str = "weights", **options: Any) -> Match:
+def match_bases(
+    target: Reference, source: Reference, symmetry: Symmetry, method: str = "weights", **options: Any
+) -> Match:
     """Match the source base to the target base; attention heads also by their spectra first, if no start is given."""
     found = match(target, source, symmetry, method, **options)
     heads = any(tree.children for tree in symmetry.trees.values())
@@ -133,7 +128,8 @@ def mean_gradient(
     return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
 
 
-def _scales(scale: float | Sequence[float], score: Score | None) -> list[float]:
+def check_scales(scale: float | Sequence[float], score: WeightsScore | None) -> list[float]:
+    """Return the scales, checked: finite, and one alone if there is no score to choose by."""
     several_scales = list(scale) if isinstance(scale, Sequence) else [scale]
     if not several_scales or not all(isinstance(one, int | float) and isfinite(one) for one in several_scales):
         raise InputError(f"scale is a finite number, or several to choose from, not {scale!r}")
@@ -148,57 +144,3 @@ def _without_negative(name: str, target: Tensor, moved: Tensor, scales: Sequence
         return moved
     least = torch.minimum(target + min(scales) * moved, target + max(scales) * moved)
     return moved.where(least >= 0, 0.0)
-
-
-class MovedVector(Vector):
-    """π(τ) of a task vector, tensor by tensor; the last few are kept, since a gather needs a tensor whole."""
-
-    def __init__(self, vector: Vector, symmetry: Symmetry, permutations: Permutations) -> None:
-        known = {name: vector.spec(name) for name in vector.names()}
-        super().__init__(known, f"{vector.label}, matched", (vector,))
-        self.symmetry, self.permutations = symmetry, permutations
-        self._whole: Recent[Tensor] = Recent(2)
-
-    def compute(self, name: str, rows: Rows | None) -> Tensor:
-        return select_rows(self._whole.get(name, lambda: self._move(name)), rows).clone()
-
-    def _move(self, name: str) -> Tensor:
-        moved = apply(self.symmetry, self.permutations, {name: self.parts[0].read(name)})
-        return moved[name]
-
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256(super().fingerprint().encode())
-        for name in sorted(self.permutations):
-            digest.update(name.encode() + self.permutations[name].tobytes())
-        return digest.hexdigest()
-
-
-class Transported(Applied):
-    """θ_target + scale · π(τ) as a checkpoint, computed as it is read."""
-
-    vector: MovedVector
-
-    def _compute(self, stored: str, rows: Rows | None) -> Tensor:
-        found = super()._compute(stored, rows)
-        if not stored.endswith("running_var"):
-            return found
-        return found.where(found >= 0, self.source.read(stored, rows).to(found))
-
-    def overhead(self, name: str, entries: int) -> int:
-        """The whole tensor as it was, as it is folded, and moved."""
-        return super().overhead(name, entries) + (4 * 4 * self.spec(name).numel if name in self.vector else 0)
-
-    def lineage(self) -> Lineage:
-        return Lineage(self.source.label, (self.vector.parts[0].label,), ("transport",))
-
-
-def transported(
-    finetuned: Checkpoint,
-    source: Checkpoint,
-    target: Checkpoint,
-    symmetry: Symmetry,
-    permutations: Permutations,
-    scale: float,
-) -> Checkpoint:
-    """Return what `transport` does as a checkpoint that holds a tensor at a time, for symmetries of permutations."""
-    return Transported(target, MovedVector(Difference(finetuned, source), symmetry, permutations), scale)

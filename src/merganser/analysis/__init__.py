@@ -1,7 +1,7 @@
 """Analyses in weight space: the theory of task vectors, trajectories, landscapes, similarity, disentanglement.
 
 Modules load on first use: `merganser.analysis.gradients`, `.trajectory`, `.tangent`, `.disentanglement`, `.landscape`,
-`.similarity`, `.mergeability`, `.pair_losses`, `.plots`.
+`.similarity`, `.alignments`, `.mergeability`, `.pair_losses`, `.plots`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     {},
     modules=(
+        "alignments",
         "disentanglement",
         "gradients",
         "landscape",
@@ -27,6 +28,7 @@ __getattr__, __dir__, __all__ = exports(
 )
 
 if TYPE_CHECKING:
+    from merganser.analysis import alignments as alignments
     from merganser.analysis import disentanglement as disentanglement
     from merganser.analysis import gradients as gradients
     from merganser.analysis import landscape as landscape

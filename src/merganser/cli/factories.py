@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from merganser.align import Symmetry
     from merganser.checkpoints import Checkpoint
 
-#: Largest transformers network, in parameters, that is built to self-test its symmetry.
-TESTED = 50_000_000
-
 
 def build_network(text: str, shape: str | None = None) -> tuple[nn.Module, Any]:
     """Return the module and example inputs of a factory that can be imported from the current directory.
@@ -45,52 +42,24 @@ def build_network(text: str, shape: str | None = None) -> tuple[nn.Module, Any]:
     return module, inputs
 
 
-def derive_symmetry(model: str, shape: str | None, **options: Any) -> Symmetry:
-    """Return the symmetry of the network that a factory builds, with the options of `align.symmetry`."""
+def derive_symmetry(
+    checkpoint: Checkpoint, model: str | None, shape: str | None, instead: str, **options: Any
+) -> tuple[Symmetry, bool]:
+    """Return the symmetry of the network that --model names, or of the config of a checkpoint; and whether it was
+    self-tested. `instead` says in messages what else the command offers.
+    """
     from merganser import align
 
+    if model is None:
+        advice = f"name a function that returns the network and inputs it runs on (--model net:build), or {instead}"
+        return align.symmetry_from_config(checkpoint, advice=advice, **options)
     network, inputs = build_network(model, shape)
     if inputs is None:
         raise InputError(
             f"--model {model}: tracing the symmetry needs an example input: return (module, example_inputs) from the "
             "factory, or give its shape, e.g. --shape 1x784"
         )
-    return align.symmetry(network, inputs, **options)
-
-
-def derive_from_config(checkpoint: Checkpoint, instead: str, **options: Any) -> tuple[Symmetry, bool]:
-    """Return the symmetry of a model of transformers, built from its config, and whether it was self-tested.
-
-    `instead` says in messages what else the command offers if the model cannot be built.
-    """
-    from merganser import align
-    from merganser.checkpoints.json_file import read_config
-    from merganser.checkpoints.skeleton import new_skeleton
-
-    tested = sum(checkpoint.spec(name).numel for name in checkpoint.names()) <= TESTED
-    device = "cpu" if tested else "meta"
-    network = new_skeleton(read_config(checkpoint.directory), device)
-    if network is None:
-        raise InputError(
-            f"{checkpoint.label} has no config of a model that transformers knows: name a function that returns the "
-            f"network (--model net:build --shape 1x8), or {instead}"
-        )
-    inputs = example_of(network, device)
-    try:
-        found = align.symmetry(network, inputs, self_test=tested, **options)
-    except InputError as error:
-        if "does not run on the example inputs" not in str(error):
-            raise
-        raise InputError(
-            f"{error}; name a function that returns the network and inputs it runs on: --model net:build"
-        ) from error
-    if odd := next((name for name in checkpoint.names() if name not in found.axes), None):
-        raise InputError(
-            f"{checkpoint.label} has {odd!r}, which {type(network).__name__} of the installed transformers does not "
-            "have under this name: name a function that returns a network with the names of the checkpoint "
-            f"(--model net:build), or {instead}"
-        )
-    return found, tested
+    return align.symmetry(network, inputs, **options), True
 
 
 def load_batches(text: str) -> list[Any]:
@@ -108,25 +77,6 @@ def load_batches(text: str) -> list[Any]:
     for batch in found:
         labelled(batch, f"--batches {text}")
     return found
-
-
-def example_of(network: Any, device: str) -> dict[str, Any]:
-    """Return a small batch for a model of transformers, by what it reads: tokens, an image, both, or a spectrogram."""
-    import torch
-
-    config, main = network.config, network.main_input_name
-    vision = getattr(config, "vision_config", config)
-    found = dict(network.dummy_inputs)
-    if main == "pixel_values" or hasattr(network, "vision_model"):
-        size = getattr(vision, "image_size", 64)
-        sides = [size, size] if isinstance(size, int) else list(size)
-        found["pixel_values"] = torch.zeros(1, getattr(vision, "num_channels", 3), *sides)
-    elif main == "input_features" and hasattr(config, "num_mel_bins"):
-        found[main] = torch.zeros(1, config.num_mel_bins, 2 * config.max_source_positions)
-    if main != "input_ids" and main in found:
-        tokens = found.pop("input_ids", None)
-        found |= {"decoder_input_ids": tokens[:1]} if config.is_encoder_decoder else {}
-    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in found.items()}
 
 
 def _zeros(shape: str) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import inf, isfinite, isnan
+from collections.abc import Mapping
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from merganser.cli.factories import derive_from_config, derive_symmetry
+from merganser.cli.factories import derive_symmetry
 from merganser.cli.options import AllowUnused, NetworkOutputs, Out, Shape
 from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
@@ -17,8 +17,6 @@ from merganser.cli.writing import WriteOptions, writes_view
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from merganser.align import Symmetry
-    from merganser.checkpoints import Checkpoint
 
 MATCHINGS = ("weights", "frank_wolfe", "none")
 
@@ -70,8 +68,11 @@ def command(
     is computed from the weights of the bases; no data is needed. Matching holds both bases in memory. The result is
     written tensor by tensor, unless units are rotated or a score is used.
     """
+    from merganser.align import transport_checkpoint
     from merganser.checkpoints import open as open_checkpoint
+    from merganser.checkpoints.differences import Difference
     from merganser.engine.publishing import check_out
+    from merganser.engine.task_vector import Applied
     from merganser.errors import InputError, one_of
     from merganser.evaluate.references import import_function
     from merganser.evaluate.search import ALPHAS
@@ -87,16 +88,19 @@ def command(
     if not all(map(isfinite, [*(scales or []), *([] if scale is None else [scale])])):
         raise InputError("--scale and --try-scale must be finite")
     judge = import_function(score, "--score") if score else None
-    models = [open_checkpoint(reference) for reference in (expert, old, new)]
-    _check(models)
+    models = tuned, source, target = [open_checkpoint(reference) for reference in (expert, old, new)]
+    Applied(target, Difference(tuned, source))  # refuses other architectures by their headers
     if not options.resume:
         check_out(out, options.overwrite, [file for each in models for file in each.files()])
+    tried = list(scales or ALPHAS) if judge else [1.0 if scale is None else scale]
     with ProgressReporter("transporting", "steps") as reporter:
-        steps = 2 + (len(scales or ALPHAS) if judge else 0)
+        steps = 2 + (len(tried) if judge else 0)
         reporter.step("deriving the symmetry", steps)
-        symmetry, tested = _derive(
-            models[2], matching, model, shape, kind=kind, outputs=outputs, allow_unused=allow_unused
-        )
+        symmetry, tested = None, True
+        if matching != "none":
+            instead = "do not match the bases (--matching none)"
+            given: dict[str, Any] = {"kind": kind, "outputs": outputs, "allow_unused": allow_unused}
+            symmetry, tested = derive_symmetry(target, model, shape, instead, **given)
         reporter.step("matching", steps)
 
         def scored(weights: Mapping[str, Tensor]) -> float:
@@ -104,93 +108,24 @@ def command(
             reporter.step("scoring a scale", steps)
             return float(judge(weights))
 
-        view, report = _transport(models, symmetry, matching, start, scale, scales, scored if judge else None)
-    report |= {"event": "transport", "self_tested": tested}
+        found = transport_checkpoint(
+            tuned,
+            source,
+            target,
+            symmetry,
+            matching=matching,
+            start=start,
+            scale=tried,
+            score=scored if judge else None,
+        )
+    report: dict[str, Any] = {"event": "transport", "matching": matching, "self_tested": tested, "scale": found.scale}
+    report["atoms"] = len(symmetry.atoms) if symmetry is not None else 0
+    if found.cosine is not None:
+        report |= {"cosine": dict(zip(("before", "after"), found.cosine, strict=True)), "note": found.note}
+    if found.scores:
+        report["scores"] = {str(each): value for each, value in found.scores.items()}
     emit(report) if options.as_json else _show(report)
-    return view
-
-
-def _check(models: list[Checkpoint]) -> None:
-    """Refuse models of different architectures, judged by their headers."""
-    from merganser.checkpoints.differences import Difference
-    from merganser.engine.task_vector import Applied
-
-    expert, old, new = models
-    Applied(new, Difference(expert, old))
-
-
-def _derive(
-    new: Checkpoint, matching: str, model: str | None, shape: str | None, **options: Any
-) -> tuple[Symmetry, bool]:
-    """Return the symmetry of the architecture, empty if nothing is matched, and whether it was self-tested."""
-    from merganser.align.symmetries import Factor, Symmetry, product
-
-    if matching == "none":
-        axes = {name: tuple(product(Factor(None, n)) for n in new.spec(name).shape) for name in new}
-        return Symmetry({}, axes, aliases=dict(new.aliases())), True
-    if model is not None:
-        return derive_symmetry(model, shape, **options), True
-    return derive_from_config(new, "do not match the bases (--matching none)", **options)
-
-
-def _transport(
-    models: list[Checkpoint],
-    symmetry: Symmetry,
-    matching: str,
-    start: str | None,
-    scale: float | None,
-    candidates: list[float] | None,
-    judge: Any,
-) -> tuple[Checkpoint, dict[str, Any]]:
-    from merganser.align.permutations import identity
-    from merganser.align.state import states_of
-    from merganser.align.transports import match_bases, transport, transported
-    from merganser.checkpoints.memory import StateDict
-    from merganser.evaluate.search import ALPHAS
-
-    expert, old, new = models
-    report: dict[str, Any] = {"matching": matching, "atoms": len(symmetry.atoms)}
-    permutations = identity(symmetry)
-    if matching != "none":
-        states = states_of([new, old], symmetry)
-        report["cosine"] = {"before": _cosine(states[0], states[1], symmetry)}
-        options = {"start": start} if matching == "weights" and start else {}
-        found = match_bases(states[0], states[1], symmetry, matching, **options)
-        permutations = found.permutations
-        report["cosine"]["after"] = _cosine(states[0], found.apply(states[1]), symmetry)
-        report["note"] = found.note
-        del states
-    rotated = any(atom.group != "permutation" for atom in symmetry.atoms.values())
-    if judge is None and not rotated:
-        report["scale"] = 1.0 if scale is None else scale
-        return transported(expert, old, new, symmetry, permutations, report["scale"]), report
-    chosen: Sequence[float] = (candidates or ALPHAS) if judge else [1.0 if scale is None else scale]
-    scores: list[float] = []
-
-    def record(weights: Mapping[str, Tensor]) -> float:
-        scores.append(float(judge(weights)))
-        return scores[-1]
-
-    made = transport(expert, old, new, symmetry, alignment=permutations, scale=chosen, score=record if judge else None)
-    ranked = [-inf if isnan(score) else score for score in scores]
-    report["scale"] = chosen[ranked.index(max(ranked))] if judge else chosen[0]
-    if judge:
-        report["scores"] = dict(zip(map(str, chosen), scores, strict=True))
-    kept = {name: made[name] for name in new.names()}
-    kept |= {alias: kept[name] for alias, name in new.aliases().items()}
-    view = StateDict(kept, f"{expert.label} on {new.label}")
-    view.directory = new.directory
-    return view, report
-
-
-def _cosine(a: dict[str, Tensor], b: dict[str, Tensor], symmetry: Symmetry) -> float:
-    from merganser.align.objective import inner
-
-    def total(x: dict[str, Tensor], y: dict[str, Tensor]) -> float:
-        return float(sum(inner(x[name].float(), y[name].float()) for name in symmetry.objective))
-
-    norm = (total(a, a) * total(b, b)) ** 0.5
-    return total(a, b) / norm if norm else 0.0
+    return found.checkpoint
 
 
 def _show(report: dict[str, Any]) -> None:
