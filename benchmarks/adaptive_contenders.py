@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from benchmarks.adaptive_scores import same_label
 from benchmarks.adaptive_setting import Labelled, Setting
 from merganser.modules.activations import capture
 from merganser.modules.inputs import Inputs
@@ -24,7 +25,6 @@ from merganser.routing.composition import applied
 from merganser.routing.layers import leading_layers
 from merganser.routing.routers import MlpRouter, ProjectionRouter
 
-POLARITY = frozenset({"mr", "sst2", "cr", "mpqa"})
 #: The head of the task with the largest weight, or the best (task, class) of all heads (for MASS: those of the set) by
 #: logit, by log-probability within the head, or by that with the log-weight of the task added.
 Rule = Literal["vote", "logit", "probability", "posterior"]
@@ -166,12 +166,6 @@ def _choices(routing: Routing | None, anything: Routing) -> dict[Rule, Routing]:
     best = tuple(frozenset([tasks[index]]) for index in routing.weights.argmax(1).tolist())
     alone = Routing(tasks, routing.weights, best, routing.fallback)
     return {rule: alone if rule == "vote" else routing for rule in RULES}
-
-
-def same_label(task: str, label: int, true_task: str, true_label: int) -> bool:
-    """Polarity tasks have the same two classes: the answer of one counts for the others."""
-    shared = task == true_task or (task in POLARITY and true_task in POLARITY)
-    return shared and label == true_label
 
 
 def marks(predictions: list[Prediction], parts: Labelled, task: str, rule: Literal["label", "pair"]) -> Tensor:

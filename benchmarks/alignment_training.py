@@ -7,8 +7,9 @@ of Fashion-MNIST (LayerNorm), "gpt" predicts the next character of film reviews 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -141,21 +142,33 @@ def train(
     initial, trained = make().apply(_initialise), make()
     trained.load_state_dict(initial.state_dict())
     path = cache / f"{kind}-{seed}-{steps}.safetensors" if cache else None
+    return initial.eval(), fit(trained, task.batches(size, seed), steps, rate, 0.1, path)
+
+
+def fit(
+    network: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    steps: int,
+    rate: float,
+    decay: float,
+    path: Path | None,
+) -> nn.Module:
+    """Return the network with the weights at `path`, or trained with one cycle of AdamW and stored there."""
     if path and path.exists():
-        trained.load_state_dict(load_file(path))
-        return initial.eval(), trained.eval()
-    optimiser = torch.optim.AdamW(trained.parameters(), rate, weight_decay=0.1)
+        network.load_state_dict(load_file(path))
+        return network.eval()
+    optimiser = torch.optim.AdamW(network.parameters(), rate, weight_decay=decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps, pct_start=0.2)
-    for _, (inputs, targets) in zip(range(steps), task.batches(size, seed), strict=False):
+    for inputs, targets in islice(batches, steps):
         optimiser.zero_grad()
-        cross_entropy(trained(inputs), targets).backward()
-        nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
+        cross_entropy(network(inputs), targets).backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimiser.step()
         schedule.step()
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(trained.state_dict(), path)
-    return initial.eval(), trained.eval()
+        save_file(network.state_dict(), path)
+    return network.eval()
 
 
 def _initialise(layer: nn.Module) -> None:

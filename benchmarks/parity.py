@@ -128,14 +128,21 @@ def difference(ours: Path, theirs: Path, base: Path) -> dict[str, float]:
     return {"of_weight": gap / weight, "of_change": gap / change if change else math.inf}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_options(about: str | None) -> argparse.Namespace | None:
+    """Return the options of a comparison with mergekit; None, said, without mergekit."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mergekit", type=Path, help="bin directory of an environment with mergekit")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
     if options.mergekit is None:
         print("mergekit: not given (--mergekit BIN), so there is nothing to compare with")
+        return None
+    return options
+
+
+def main() -> None:
+    if (options := parse_options(__doc__)) is None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)

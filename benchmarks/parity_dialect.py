@@ -14,7 +14,6 @@ that the parameter acts in both. Takes about two minutes.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 import merganser as mg
 from benchmarks.machine import describe
-from benchmarks.parity import AGREE, Document, difference, make_models, run_peer
+from benchmarks.parity import AGREE, Document, difference, make_models, parse_options, run_peer
 from benchmarks.records import record
 from merganser import recipes
 from merganser.errors import InputError
@@ -190,13 +189,7 @@ def compare(mergekit: Path, directory: Path) -> dict[str, dict[str, dict[str, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mergekit", type=Path, help="bin directory of an environment with mergekit")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", action="store_true")
-    options = parser.parse_args()
-    if options.mergekit is None:
-        print("mergekit: not given (--mergekit BIN), so there is nothing to compare with")
+    if (options := parse_options(__doc__)) is None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         results = compare(options.mergekit, Path(temporary))

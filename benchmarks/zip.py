@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import pad
 
-from benchmarks.alignment_training import Task, ViT, _initialise, images
+from benchmarks.alignment_training import Task, ViT, _initialise, fit, images
 from benchmarks.records import record
 from merganser.align import match_to_reference, repair, reset_batch_norm, stretch, symmetry
 from merganser.align import zip as zip_models
@@ -52,23 +51,8 @@ def trained(
 ) -> nn.Module:
     """One cycle of AdamW, or what the cache has."""
     torch.manual_seed(seed)
-    network = make()
     path = cache / f"zip-{name}-{seed}-{steps}.safetensors" if cache else None
-    if path and path.exists():
-        network.load_state_dict(load_file(path))
-        return network.eval()
-    optimiser = torch.optim.AdamW(network.parameters(), 3e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=steps, pct_start=0.2)
-    for x, y in islice(task.batches(64, seed), steps):
-        optimiser.zero_grad()
-        cross_entropy(network(x), y).backward()
-        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimiser.step()
-        schedule.step()
-    if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(network.state_dict(), path)
-    return network.eval()
+    return fit(make(), task.batches(64, seed), steps, 3e-3, 0.05, path)
 
 
 def half(task: Task, classes: Tensor) -> Task:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.records import command
+from benchmarks.zoo.cards import Card
 from benchmarks.zoo.training import History, run_epochs, set_rate, triangle
+
+#: The state of a training that is not finished, in the expert's directory.
+CHECKPOINT = "checkpoint.pt"
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,36 @@ def fine_tune(
         return {"loss": statistics.mean(losses), "test_accuracy": score}
 
     return run_epochs(checkpoint, {"encoder": encoder, "head": head, "optimiser": optimiser}, schedule.epochs, run)
+
+
+def write_card(
+    directory: Path,
+    model: str,
+    seed: int,
+    data: dict[str, Any],
+    schedule: FineTuning,
+    steps: int,
+    history: list[History],
+    scores: dict[str, float],
+    guards: dict[str, Any],
+) -> Card:
+    """Write the card of an expert that is finished, in place of its checkpoint; `steps` are those of an epoch."""
+    card = Card(
+        model=model,
+        command=command(),
+        seed=seed,
+        data=data,
+        epochs=schedule.epochs,
+        steps=schedule.epochs * steps,
+        training=asdict(schedule),
+        scores=scores,
+        history=history,
+        seconds=sum(epoch["seconds"] for epoch in history),
+        guards=guards,
+    )
+    card.write(directory)
+    (directory / CHECKPOINT).unlink(missing_ok=True)
+    return card
 
 
 def guards(base: nn.Module, encoder: nn.Module, base_accuracy: float, accuracy: float) -> dict[str, Any]:

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from benchmarks.records import command
 from benchmarks.zoo.cards import Card, add_locations, read_card
 from benchmarks.zoo.efficientnet import FEATURES, EfficientNetLite0, load_backbone
-from benchmarks.zoo.fine_tuning import FineTuning, Material, fine_tune, guards, start_head
+from benchmarks.zoo.fine_tuning import CHECKPOINT, FineTuning, Material, fine_tune, guards, start_head, write_card
 from benchmarks.zoo.image_tasks import IMAGE_TASKS, Images, ImageTask, load_image_task
 
 
@@ -78,7 +77,6 @@ def train(task: ImageTask, seed: int, schedule: ImageSchedule, cache: Path) -> C
     if card := read_card(directory):
         return card
     directory.mkdir(parents=True, exist_ok=True)
-    checkpoint = directory / "checkpoint.pt"
     images = task.train.head(schedule.images)
     # Evaluation mode throughout keeps the running statistics.
     base, backbone = load_backbone(), load_backbone().to(memory_format=torch.channels_last)
@@ -95,29 +93,17 @@ def train(task: ImageTask, seed: int, schedule: ImageSchedule, cache: Path) -> C
         features=backbone,
         score=lambda: accuracy(backbone, head.state_dict(), task.test),
     )
-    history = fine_tune(task.name, backbone, head, material, schedule, seed, checkpoint)
+    history = fine_tune(task.name, backbone, head, material, schedule, seed, directory / CHECKPOINT)
     scores = {
         "base_accuracy": accuracy(base, head.state_dict(), task.test),
         "test_accuracy": history[-1]["test_accuracy"],
     }
     _save(backbone, directory)
     save_file(head.state_dict(), directory / "head.safetensors")
-    card = Card(
-        model=f"EfficientNet-Lite0 on {task.name}",
-        command=command(),
-        seed=seed,
-        data={"task": task.name, "classes": task.classes, "train": len(images), "test": len(task.test)},
-        epochs=schedule.epochs,
-        steps=schedule.epochs * material.steps,
-        training=asdict(schedule),
-        scores=scores,
-        history=history,
-        seconds=sum(epoch["seconds"] for epoch in history),
-        guards=guards(base, backbone, scores["base_accuracy"], scores["test_accuracy"]),
-    )
-    card.write(directory)
-    checkpoint.unlink(missing_ok=True)
-    return card
+    data = {"task": task.name, "classes": task.classes, "train": len(images), "test": len(task.test)}
+    guarded = guards(base, backbone, scores["base_accuracy"], scores["test_accuracy"])
+    model = f"EfficientNet-Lite0 on {task.name}"
+    return write_card(directory, model, seed, data, schedule, material.steps, history, scores, guarded)
 
 
 def _save(model: nn.Module, directory: Path) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from benchmarks.records import command
 from benchmarks.zoo.cards import Card, add_locations, default_cache, read_card
-from benchmarks.zoo.fine_tuning import FineTuning, Material, fine_tune, guards, start_head
+from benchmarks.zoo.fine_tuning import CHECKPOINT, FineTuning, Material, fine_tune, guards, start_head, write_card
 from benchmarks.zoo.text_layers import load_top_layers, with_states
 from benchmarks.zoo.text_tasks import (
     ALL_TASKS,
@@ -79,7 +78,6 @@ def train(task: Task, seed: int, schedule: Schedule, cache: Path) -> Card:
     if card := read_card(directory):
         return card
     directory.mkdir(parents=True, exist_ok=True)
-    checkpoint = directory / "checkpoint.pt"
     sentences, test = with_states(task.train.within(schedule.tokens)), with_states(task.test)
     base, layers = load_top_layers(), load_top_layers()
     head = start_head(pool(base, sentences.padded(np.array([0]))).shape[1], task.classes, schedule.head_spread, seed)
@@ -101,7 +99,7 @@ def train(task: Task, seed: int, schedule: Schedule, cache: Path) -> Card:
         material,
         schedule,
         seed,
-        checkpoint,
+        directory / CHECKPOINT,
         after_first=lambda: _save_expert(layers, head.state_dict(), directory / "epoch1"),
     )
     _save_expert(layers, head.state_dict(), directory)
@@ -110,28 +108,11 @@ def train(task: Task, seed: int, schedule: Schedule, cache: Path) -> Card:
         "epoch1_accuracy": history[0]["test_accuracy"],
         "test_accuracy": history[-1]["test_accuracy"],
     }
-    card = Card(
-        model=f"all-MiniLM-L6-v2 on {task.name}",
-        command=command(),
-        seed=seed,
-        data={
-            "task": task.name,
-            "classes": task.classes,
-            "train": len(sentences),
-            "train_tokens": int(sentences.ends[-1]),
-            "test": len(task.test),
-        },
-        epochs=schedule.epochs,
-        steps=schedule.epochs * material.steps,
-        training=asdict(schedule),
-        scores=scores,
-        history=history,
-        seconds=sum(epoch["seconds"] for epoch in history),
-        guards=guards(base, layers, scores["base_accuracy"], scores["test_accuracy"]),
-    )
-    card.write(directory)
-    checkpoint.unlink(missing_ok=True)
-    return card
+    data = {"task": task.name, "classes": task.classes, "train": len(sentences), "test": len(task.test)}
+    data["train_tokens"] = int(sentences.ends[-1])
+    guarded = guards(base, layers, scores["base_accuracy"], scores["test_accuracy"])
+    model = f"all-MiniLM-L6-v2 on {task.name}"
+    return write_card(directory, model, seed, data, schedule, material.steps, history, scores, guarded)
 
 
 def _save_expert(layers: nn.Module, head: Head, directory: Path) -> None:

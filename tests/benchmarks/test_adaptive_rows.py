@@ -5,8 +5,9 @@ import torch
 
 from benchmarks import answers
 from benchmarks.adaptive import CONTENDERS, evaluate, tune
-from benchmarks.adaptive_contenders import marks, run, same_label
+from benchmarks.adaptive_contenders import marks, run
 from benchmarks.adaptive_costs import numbers, single_sentences
+from benchmarks.adaptive_scores import same_label
 from benchmarks.adaptive_setting import Data, Setting
 from benchmarks.reporting.sections import adaptive as section
 from merganser.library import Library
