@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -17,6 +17,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def float_rows(table: Iterable[Iterable[Any]]) -> tuple[tuple[float, ...], ...]:
+    """Return the rows of a matrix as tuples of floats."""
+    return tuple(tuple(float(value) for value in row) for row in table)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from merganser.analysis.tangent import tangent
 from merganser.errors import InputError, one_of
-from merganser.modules.batches import Inputs
+from merganser.modules.batches import InputsLike
 from merganser.modules.functional import Weights, call, check_state, check_weights, evaluation_copy
-from merganser.plain import Result
+from merganser.plain import Result, float_rows
 
 Distance: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """From two outputs [N, …] to N distances."""
-Outputs: TypeAlias = Callable[[float, float], Tensor]
+OutputsAt: TypeAlias = Callable[[float, float], Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def disentanglement(
     module: nn.Module,
     base: Weights,
     task_vectors: tuple[Weights, Weights],
-    inputs: tuple[Iterable[Inputs], Iterable[Inputs]],
+    inputs: tuple[Iterable[InputsLike], Iterable[InputsLike]],
     *,
     first: Sequence[float],
     second: Sequence[float] | None = None,
@@ -88,8 +88,8 @@ def disentanglement(
             if not count:
                 raise InputError(f"no inputs for task {task}")
             totals[task] /= count
-    one, other = (_table(total) for total in totals)
-    return Disentanglement(tuple(first), tuple(second), _table(totals.sum(0)), (one, other), linearised)
+    one, other = (float_rows(total) for total in totals)
+    return Disentanglement(tuple(first), tuple(second), float_rows(totals.sum(0)), (one, other), linearised)
 
 
 def disagreement(a: Tensor, b: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def euclidean(a: Tensor, b: Tensor) -> Tensor:
 _DISTANCES: dict[str, Distance] = {"disagreement": disagreement, "euclidean": euclidean}
 
 
-def _outputs(module: nn.Module, base: Weights, vectors: tuple[Weights, Weights], inputs: Inputs) -> Outputs:
+def _outputs(module: nn.Module, base: Weights, vectors: tuple[Weights, Weights], inputs: InputsLike) -> OutputsAt:
     def at(alpha: float, beta: float) -> Tensor:
         weights = dict(base)
         for scale, vector in zip((alpha, beta), vectors, strict=True):
@@ -129,7 +129,9 @@ def _outputs(module: nn.Module, base: Weights, vectors: tuple[Weights, Weights],
     return at
 
 
-def _tangent_outputs(module: nn.Module, base: Weights, vectors: tuple[Weights, Weights], inputs: Inputs) -> Outputs:
+def _tangent_outputs(
+    module: nn.Module, base: Weights, vectors: tuple[Weights, Weights], inputs: InputsLike
+) -> OutputsAt:
     value, along_first = tangent(module, base, vectors[0], inputs)
     _, along_second = tangent(module, base, vectors[1], inputs)
     return lambda alpha, beta: value + alpha * along_first + beta * along_second
@@ -137,7 +139,3 @@ def _tangent_outputs(module: nn.Module, base: Weights, vectors: tuple[Weights, W
 
 def _identity(outputs: Tensor) -> Tensor:
     return outputs
-
-
-def _table(values: Tensor) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(float(x) for x in row) for row in values)

@@ -15,9 +15,9 @@ from merganser.analysis.inner_products import STATISTICS, distances, inner_produ
 from merganser.checkpoints.opening import Reference
 from merganser.engine.geometry import cosines
 from merganser.errors import InputError, by_name, did_you_mean
-from merganser.modules.batches import Inputs
+from merganser.modules.batches import InputsLike
 from merganser.modules.functional import Weights, check_state, evaluation_copy, run
-from merganser.plain import Result
+from merganser.plain import Result, float_rows
 
 Matrix: TypeAlias = tuple[tuple[float, ...], ...]
 
@@ -62,7 +62,7 @@ def weight_similarity(models: Mapping[str, Reference], *, exclude: Sequence[str]
         raise InputError("no models to compare")
     given = list(models.values())
     cosine = cosines(inner_products(given, exclude=exclude))
-    return WeightSimilarity(tuple(models), _matrix(cosine), _matrix(distances(given, exclude=exclude)))
+    return WeightSimilarity(tuple(models), float_rows(cosine), float_rows(distances(given, exclude=exclude)))
 
 
 class LinearCKA:
@@ -131,7 +131,7 @@ class LinearCKA:
 def representation_similarity(
     module: nn.Module,
     states: Mapping[str, Weights],
-    inputs: Iterable[Inputs],
+    inputs: Iterable[InputsLike],
     layer: str,
     *,
     features: Callable[[Tensor], Tensor] | None = None,
@@ -176,7 +176,7 @@ def representation_similarity(
                     raise InputError(f"{layer!r} ran {len(captured) - before} times in one pass of {name!r}")
             similarity.update(captured)
     return RepresentationSimilarity(
-        tuple(states), layer, similarity.samples, _matrix(similarity.cka()), _matrix(similarity.distance())
+        tuple(states), layer, similarity.samples, float_rows(similarity.cka()), float_rows(similarity.distance())
     )
 
 
@@ -202,7 +202,3 @@ def before_after(
 def _mean_of_pairs(matrix: Matrix) -> float:
     values = np.array(matrix)
     return float(values[~np.eye(len(values), dtype=bool)].mean()) if len(values) > 1 else float("nan")
-
-
-def _matrix(values: NDArray[np.float64]) -> Matrix:
-    return tuple(tuple(float(x) for x in row) for row in values)

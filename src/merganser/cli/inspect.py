@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -134,15 +133,8 @@ def _interference(
     from merganser.interference import survey
 
     experts = named if isinstance(source, str) else None
-    total, count = _matrices(source, layers), itertools.count(1)
     with ProgressReporter("comparing", "matrices") as reporter:
-        found = survey(
-            source,
-            experts,
-            rank_fraction=rank_fraction,
-            layers=layers,
-            on_matrix=lambda name: reporter(next(count), total, name),
-        )
+        found = survey(source, experts, rank_fraction=rank_fraction, layers=layers, on_progress=reporter)
     if html is not None:
         _write_page(source, experts, found, html)
     if as_json:
@@ -151,20 +143,6 @@ def _interference(
     _show_interference(found, tensors)
     if html is not None:
         say(f"\nwrote {html}")
-
-
-def _matrices(source: Library | str, layers: int | None) -> int:
-    """Return how many matrices will be measured."""
-    from merganser.checkpoints import open as open_checkpoint
-    from merganser.checkpoints.tensor_names import block_of, natural_order, stack_of
-    from merganser.interference.surveys import sample_layers
-    from merganser.library.unfolding import is_matrix
-
-    base = open_checkpoint(source) if isinstance(source, str) else source.base
-    names = sorted((name for name in base.names() if is_matrix(base.spec(name).shape)), key=natural_order)
-    sampled = sample_layers(names, layers)
-    blocks = (block_of(name) for name in names)
-    return sum(stack_of(b) not in sampled or b in sampled[stack_of(b)][0] for b in blocks)
 
 
 def _write_page(source: Library | str, experts: Mapping[str, str] | None, found: Survey, html: Path) -> None:

@@ -120,11 +120,12 @@ def _loudest(matrices: Sequence[MeasuredMatrix], a: int, b: int) -> str:
 
 def _where(blocks: Sequence[Measured]) -> Advice:
     """Return the blocks furthest above chance, or that there are none."""
-    top = sorted(blocks, key=lambda block: -_ratio(block))[:3]
-    above = [f"{block.block} ({_ratio(block):.1f}× chance)" for block in top if _ratio(block) >= CALM_INTERFERENCE]
+    top = sorted(blocks, key=lambda block: -above_chance(block))[:3]
+    ratios = {block.block: above_chance(block) for block in top}
+    above = [f"{block} ({ratio:.1f}× chance)" for block, ratio in ratios.items() if ratio >= CALM_INTERFERENCE]
     if above:
         return Advice("where", f"interference is highest in {', '.join(above)}")
-    most = f"{_ratio(top[0]):.2f}× chance, in {top[0].block}"
+    most = f"{above_chance(top[0]):.2f}× chance, in {top[0].block}"
     return Advice("where", f"no block interferes clearly more than unrelated experts would (at most {most})")
 
 
@@ -132,7 +133,7 @@ def _method(
     couples: Sequence[tuple[int, int]], cosine: Tensor, matrices: Sequence[MeasuredMatrix], loud: bool, energy: str
 ) -> Advice:
     alike = sum(abs(float(cosine[c])) for c in couples) / len(couples)
-    level = _mean(_ratio(matrix) for matrix in matrices)
+    level = _mean(above_chance(matrix) for matrix in matrices)
     kept = _mean(value for matrix in matrices for value in matrix.energy)
     measured = f"mean |cosine| {alike:.2f}, interference {level:.1f}× chance"
     if alike < CALM_COSINE and level < CALM_INTERFERENCE and not loud:
@@ -163,7 +164,8 @@ def _rank(matrices: Sequence[MeasuredMatrix], fractions: Sequence[float], expert
     return Advice("rank", text)
 
 
-def _ratio(measured: Measured) -> float:
+def above_chance(measured: Measured) -> float:
+    """Return the normalised interference as a multiple of that of random matrices; 0 if there can be none."""
     return measured.normalized / measured.chance if measured.chance > 0 else 0.0
 
 

@@ -22,6 +22,7 @@ from merganser.library.library import Library
 from merganser.library.unfolding import is_matrix
 from merganser.methods.matrices import FLOOR, matrix_shape, rank_kept
 from merganser.notebooks import Shown
+from merganser.plain import float_rows
 
 #: Shares of the components at which the kept energy is reported.
 FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
@@ -107,20 +108,6 @@ class Survey(Shown):
     def to_dict(self) -> dict[str, Any]:
         return {"fractions": list(FRACTIONS), **asdict(self)}
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one row per block, formatted for a table."""
-        return [
-            {
-                "block": block.block,
-                "matrices": block.matrices,
-                "STI": f"{block.sti:.3g}",
-                "normalised": f"{block.normalized:.3f}",
-                "by chance": f"{block.chance:.3f}",
-                "after TSV": f"{block.sti_after:.2g}",
-            }
-            for block in self.blocks
-        ]
-
 
 def survey(
     base: Reference | Library,
@@ -129,7 +116,7 @@ def survey(
     rank_fraction: float | None = None,
     full_rank: bool = False,
     layers: int | None = None,
-    on_matrix: Callable[[str], None] = lambda name: None,
+    on_progress: Callable[[int, int, str], None] = lambda done, total, name: None,
 ) -> Survey:
     """Measure where experts interfere and give advice.
 
@@ -143,7 +130,7 @@ def survey(
         full_rank: Also measure the Procrustes error of whole bases on the long side of every matrix, which is slow.
         layers: Measure at most this many layers of a stack, evenly spread from first to last; all by default. Cosines
             are those of whole task vectors in any case.
-        on_matrix: Called with the name of each matrix before it is measured.
+        on_progress: Called with the matrices done, those in all, and the name of the next.
 
     Returns:
         The survey, with matrices in natural order.
@@ -164,14 +151,18 @@ def survey(
     matrices: list[MatrixInterference] = []
     tensors = sorted(source.tensors(), key=lambda item: natural_order(item[0]))
     sampled = sample_layers([name for name, spec in tensors if is_matrix(spec.shape)], layers)
-    measured = {stack: set(names) for stack, (names, _) in sampled.items()}
-    for name, spec in tensors:
-        block = block_of(name)
-        matrix = is_matrix(spec.shape) and block in measured.get(stack_of(block), {block})
-        if matrix:
-            on_matrix(name)
+    blocks_of = {stack: names for stack, (names, _) in sampled.items()}
+    wanted = [
+        name
+        for name, spec in tensors
+        if is_matrix(spec.shape) and (block := block_of(name)) in blocks_of.get(stack_of(block), (block,))
+    ]
+    number = {name: place for place, name in enumerate(wanted)}
+    for name, _ in tensors:
+        if name in number:
+            on_progress(number[name], len(wanted), name)
         products += (own := source.inner_products(name))
-        if matrix and bool(own.any()):
+        if name in number and bool(own.any()):
             matrices.append(_measure(name, source, rank_fraction, full_rank))
     cosine = torch.from_numpy(cosines(products.numpy()))
     pairs = _mean([torch.tensor(matrix.pairs) for matrix in matrices], len(source.names))
@@ -183,8 +174,8 @@ def survey(
         tuple(matrices),
         blocks,
         norms,
-        _tuple(cosine),
-        _tuple(pairs),
+        float_rows(cosine),
+        float_rows(pairs),
         source.truncated,
         advice,
         {name: found for name, found in source.left_out().items() if found},
@@ -259,7 +250,7 @@ def _measure(name: str, source: TaskMatrices, rank_fraction: float | None, full_
         effective_rank=tuple(effective_rank(values) for values in spectra),
         energy=kept(k),
         energy_curve=tuple(zip(*curves, strict=True)),
-        pairs=_tuple(overlap.pairs()),
+        pairs=float_rows(overlap.pairs()),
     )
 
 
@@ -295,7 +286,3 @@ def _by_block(matrices: Sequence[MatrixInterference]) -> tuple[BlockInterference
 
 def _mean(tables: Sequence[Tensor], size: int) -> Tensor:
     return torch.stack(list(tables)).mean(dim=0) if tables else torch.zeros(size, size)
-
-
-def _tuple(table: Tensor) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(float(value) for value in row) for row in table)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
+from merganser.interference.advice import above_chance
 from merganser.interference.surveys import FRACTIONS, MatrixInterference, Survey
 from merganser.report.charts import Dot, Series, dot_plot, heat_map, line_chart
 from merganser.report.contents import shorten_blocks
@@ -30,7 +30,7 @@ class HeatMap:
 
 def loudest(found: Survey) -> MatrixInterference | None:
     """Return the matrix whose interference is furthest above chance."""
-    return max(found.matrices, key=_ratio, default=None)
+    return max(found.matrices, key=above_chance, default=None)
 
 
 def sampled(found: Survey) -> list[str]:
@@ -59,7 +59,8 @@ def heat_map_rank(found: Survey, matrix: MatrixInterference) -> int:
 
 def block_table(found: Survey) -> Table:
     rows = [
-        [b.block, b.matrices, b.sti, round(b.sti_after, 9), b.normalized, b.chance, _ratio(b)] for b in found.blocks
+        [b.block, b.matrices, b.sti, round(b.sti_after, 9), b.normalized, b.chance, above_chance(b)]
+        for b in found.blocks
     ]
     columns = ["block", "matrices", "STI", "after TSV-Merge", "normalised", "by chance", "× chance"]
     return Table(columns, rows, "Singular task interference by block")
@@ -67,8 +68,8 @@ def block_table(found: Survey) -> Table:
 
 def matrix_table(found: Survey, limit: int | None = None) -> Table:
     """Return every matrix, or those with the most interference relative to chance, in the order of the model."""
-    loud = sorted(map(_ratio, found.matrices), reverse=True)[: limit or None]
-    matrices = [m for m in found.matrices if loud and _ratio(m) >= loud[-1]]
+    loud = sorted(map(above_chance, found.matrices), reverse=True)[: limit or None]
+    matrices = [m for m in found.matrices if loud and above_chance(m) >= loud[-1]]
     rows = [
         [
             m.name,
@@ -77,7 +78,7 @@ def matrix_table(found: Survey, limit: int | None = None) -> Table:
             m.sti,
             round(m.sti_after, 9),
             m.normalized,
-            _ratio(m),
+            above_chance(m),
             _mean(m.procrustes),
             _mean(m.effective_rank),
             _mean(m.energy),
@@ -207,7 +208,7 @@ def overlap_chart(found: Survey, overlap: HeatMap) -> str:
     labels = _short(found.experts)
     caption = (
         f"|UᵀU| of {overlap.matrix}, the matrix with the most interference relative to chance "
-        f"({max(map(_ratio, found.matrices)):.1f}×): the top {overlap.rank} left singular vectors of every "
+        f"({max(map(above_chance, found.matrices)):.1f}×): the top {overlap.rank} left singular vectors of every "
         "expert. Off-diagonal blocks are what TSV-Merge removes."
     )
     return heat_map(overlap.left.tolist(), labels, labels, high=1, caption=caption)
@@ -231,10 +232,6 @@ def rank_chart(found: Survey) -> str:
     ]
     caption = "Effective rank of task matrices, mean over each block."
     return line_chart(lines, "block", "effective rank", caption=caption)
-
-
-def _ratio(measured: Any) -> float:
-    return measured.normalized / measured.chance if measured.chance > 0 else 0.0
 
 
 def _mean(values: Sequence[float]) -> float:
