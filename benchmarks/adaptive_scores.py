@@ -12,11 +12,11 @@ from merganser.modules.inputs import Inputs
 from merganser.routing import AdaptiveModel, Prediction
 from merganser.routing.baselines import Baseline
 from merganser.routing.choices import task_accuracy
-from merganser.routing.heads import Score
+from merganser.routing.heads import HeadScore
 from merganser.routing.sensitivity import accuracy, same_pair
 
 POLARITY = frozenset({"mr", "sst2", "cr", "mpqa"})
-SCORES: tuple[Score, ...] = ("logit", "probability", "posterior")
+SCORES: tuple[HeadScore, ...] = ("logit", "probability", "posterior")
 TOLD = "told"
 #: From sentences and their task to answers under several names; `TOLD` is the one with the true task's head.
 Answers = Callable[[Inputs, str], Mapping[str, Prediction]]
@@ -100,7 +100,7 @@ def _mean(values: Iterable[float]) -> float:
     return sum(kept) / len(kept)
 
 
-def adaptive(models: Mapping[str, AdaptiveModel], scores: tuple[Score, ...] = SCORES) -> Answers:
+def adaptive(models: Mapping[str, AdaptiveModel], scores: tuple[HeadScore, ...] = SCORES) -> Answers:
     """One routed pass by the first model, answered with the heads of each of them and compared in several ways."""
     first = next(iter(models.values()))
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import merganser as mg
-from merganser import align, analysis, experts, federated, tuning
+from merganser import align, analysis, federated, library, routing, tuning
 from merganser.align.initialisation import start_placings
 from merganser.analysis import gradients
 from merganser.errors import InputError, first_line
@@ -37,9 +37,9 @@ CHOICES = {
     "start": lambda word: start_placings(NOTHING, 2, word, 0, frozenset()),
     "matching method": lambda word: align.match(LINEAR, LINEAR, NOTHING, word),
     "way to align clients": lambda word: federated.align_clients([], NOTHING, method=word),
-    "kind of masks": lambda word: experts.MaskLibrary.build(LINEAR, {}, "masks", kind=word),
-    "space": lambda word: experts.merge_adapters(["one"], "out", space=word),
-    "side": lambda word: experts.decode(NOTHING, "expert", "weight", [], NOTHING, side=word),
+    "kind of masks": lambda word: library.MaskLibrary.build(LINEAR, {}, "masks", kind=word),
+    "space": lambda word: library.merge_adapters(["one"], "out", space=word),
+    "side": lambda word: routing.decode(NOTHING, "expert", "weight", [], NOTHING, side=word),
 }
 
 
@@ -52,8 +52,8 @@ def test_a_misspelt_choice_is_refused(setting: str) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda models: experts.Library.build(LINEAR, models, "library"),
-        lambda models: experts.MaskLibrary.build(LINEAR, models, "masks"),
+        lambda models: library.Library.build(LINEAR, models, "library"),
+        lambda models: library.MaskLibrary.build(LINEAR, models, "masks"),
         lambda models: analysis.mergeability.mergeability(LINEAR, models),
         lambda models: analysis.similarity.weight_similarity(models),
     ],

@@ -21,12 +21,12 @@ from benchmarks.zoo.images import Split
 from merganser import align
 from merganser import federated as fed
 from merganser.align.state import State, average, state_of
-from merganser.federated.aggregation import Method
+from merganser.federated.aggregation import AggregationMethod
 
 CLIENTS = 10
 BATCH = 32
 RATE = 2e-3
-WAYS: dict[str, Method | None] = {
+WAYS: dict[str, AggregationMethod | None] = {
     "FedAvg": None,
     "aligned to the global model": "reference",
     "aligned in a universe": "universe",

@@ -7,18 +7,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from merganser.align.permutations import apply, random
-from merganser.align.symmetries import Atom, Axis, Factor, Symmetry, concatenation, product
+from merganser.align.symmetries import Atom, AxisSegments, Factor, Symmetry, concatenation, product
 
 
-def pinned(size: int) -> Axis:
+def pinned(size: int) -> AxisSegments:
     return product(Factor(None, size))
 
 
-def moved(*pairs: tuple[str | None, int]) -> Axis:
+def moved(*pairs: tuple[str | None, int]) -> AxisSegments:
     return product(*(Factor(name, size) for name, size in pairs))
 
 
-def symmetry(module: nn.Module, atoms: list[Atom], axes: dict[str, tuple[Axis, ...]]) -> Symmetry:
+def symmetry(module: nn.Module, atoms: list[Atom], axes: dict[str, tuple[AxisSegments, ...]]) -> Symmetry:
     """Axes not given are pinned; running statistics are buffers."""
     state = module.state_dict()
     every = {name: axes.get(name, tuple(pinned(size) for size in tensor.shape)) for name, tensor in state.items()}
@@ -28,7 +28,7 @@ def symmetry(module: nn.Module, atoms: list[Atom], axes: dict[str, tuple[Axis, .
 
 def mlp(*sizes: int) -> tuple[nn.Sequential, Symmetry]:
     layers: list[nn.Module] = []
-    axes: dict[str, tuple[Axis, ...]] = {}
+    axes: dict[str, tuple[AxisSegments, ...]] = {}
     names = [None, *(f"h{i}" for i in range(1, len(sizes) - 1)), None]
     for i in range(len(sizes) - 1):
         position = len(layers)

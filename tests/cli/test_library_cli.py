@@ -8,7 +8,6 @@ import typer
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from merganser import cli
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.cli import library, lora
 from merganser.errors import CheckpointError, InputError
@@ -127,11 +126,6 @@ def test_adapters_from_the_command_line(models, tmp_path):
     found = json.loads(done)
     assert (found["event"], found["path"], found["rank"]) == ("done", str(tmp_path / "again"), 4)
     assert found["energy"] == 1.0
-    old = runner.invoke(
-        cli.build(), ["merge-lora", str(tmp_path / "math-lora"), "--out", str(tmp_path / "old"), "--json"]
-    )
-    assert json.loads(old.stdout)["path"] == str(tmp_path / "old")
-    assert old.stderr.endswith(f"merge-lora {tmp_path / 'math-lora'} --json {tmp_path / 'old'}\n")
     with pytest.raises(InputError, match="not a dtype"):
         call(LORA, "extract-lora", models["math"], tmp_path / "y", "--base", models["base"], "--dtype", "int8")
 

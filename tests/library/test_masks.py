@@ -14,10 +14,10 @@ import merganser as mg
 from merganser.checkpoints.differences import Stored
 from merganser.checkpoints.memory import StateDict
 from merganser.errors import CheckpointError, InputError, MerganserError
-from merganser.library.codes.coding import flat
 from merganser.library.library import Library
 from merganser.library.mask_bits import Packed, unpack
 from merganser.library.masks import MaskLibrary
+from merganser.methods.matrices import matrix_shape
 
 SHAPES = {"a.weight": (48, 33), "cube": (3, 5, 7), "norm": (33,), "one": (), "none": (0, 4)}
 NAMES = ("math", "code", "chat")
@@ -88,7 +88,7 @@ def test_bits_come_back(shape, seed):
     assert torch.equal(unpack(stored, "w", shape, None), delta > 0)
     if len(shape) > 1:
         assert torch.equal(unpack(stored, "w", shape, (1, shape[0])), delta[1:] > 0)
-        assert packed.spec("w").numel == flat(shape)[0] * -(-flat(shape)[1] // 8)
+        assert packed.spec("w").numel == matrix_shape(shape)[0] * -(-matrix_shape(shape)[1] // 8)
 
 
 def test_rows_equal_the_whole_and_reopening_gives_the_same(world, tmp_path):

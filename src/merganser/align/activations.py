@@ -17,19 +17,20 @@ from merganser.align.cross_moments import CrossMoments, cross_moments
 from merganser.align.matches import Match
 from merganser.align.permutations import Permutations, identity
 from merganser.align.solver import Solved, hard_placement, layout_and_weights, solve
-from merganser.align.state import Model, State, states_of
+from merganser.align.state import State, states_of
 from merganser.align.symmetries import Symmetry
+from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError
 from merganser.kernels.assignment import assign_all
-from merganser.modules.batches import Inputs, reusable
+from merganser.modules.batches import InputsLike, reusable
 
 
 def activation_matching(
-    a: Model,
-    b: Model,
+    a: Reference,
+    b: Reference,
     symmetry: Symmetry,
     *,
-    batches: Iterable[Inputs],
+    batches: Iterable[InputsLike],
     standardize: bool = True,
     workers: int | None = None,
 ) -> Match:
@@ -63,10 +64,10 @@ def match_by_moments(moments: CrossMoments, other: int, states: Sequence[State],
 
 
 def solve_by_activations(
-    models: Sequence[Model],
+    models: Sequence[Reference],
     states: Sequence[State],
     symmetry: Symmetry,
-    batches: Iterable[Inputs],
+    batches: Iterable[InputsLike],
     *,
     standardize: bool,
     workers: int | None,

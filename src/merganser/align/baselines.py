@@ -15,14 +15,15 @@ from merganser.align.objective import inner
 from merganser.align.permutations import identity
 from merganser.align.placements import HardImage
 from merganser.align.solver import hard_placement, layout_and_weights, objective_of, solve
-from merganser.align.state import Model, check_models, states_of
+from merganser.align.state import check_models, states_of
 from merganser.align.symmetries import Symmetry
 from merganser.align.universes import Universe
+from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError, one_of
 
 
 def merge_many(
-    models: Sequence[Model],
+    models: Sequence[Reference],
     symmetry: Symmetry,
     *,
     method: str = "weights",
@@ -88,7 +89,7 @@ def _match_to_mean(ascent: Ascent, model: int) -> float:
 
 
 def match_to_reference(
-    models: Sequence[Model], symmetry: Symmetry, reference: int = 0, *, method: str = "weights", **options: Any
+    models: Sequence[Reference], symmetry: Symmetry, reference: int = 0, *, method: str = "weights", **options: Any
 ) -> Universe:
     """Match every model to one of them, whose space becomes the universe.
 

@@ -14,14 +14,15 @@ from math import isnan
 from time import perf_counter
 
 from merganser.align.baselines import merge_many
-from merganser.align.state import Model, State, states_of
+from merganser.align.state import State, states_of
 from merganser.align.symmetries import Symmetry
 from merganser.align.universes import Universe, universe
+from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError
 
 
 @dataclass(frozen=True)
-class Candidate:
+class UniverseCandidate:
     """One matching of the models: its objective, the score of its merge, and the seconds it took."""
 
     name: str
@@ -45,11 +46,11 @@ class UniverseChoice:
     """
 
     universe: Universe
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[UniverseCandidate, ...]
 
 
 def choose_universe(
-    models: Sequence[Model],
+    models: Sequence[Reference],
     symmetry: Symmetry,
     score: Callable[[State], float],
     *,
@@ -91,7 +92,7 @@ def choose_universe(
     for own in range(seed, seed + tries):
         ways[f"C²M³ from sinkhorn, seed {own}"] = partial(c2m3, start="sinkhorn", seed=own)
         ways[f"MergeMany, seed {own}"] = partial(merge_many, states, symmetry, seed=own, workers=workers)
-    candidates: list[Candidate] = []
+    candidates: list[UniverseCandidate] = []
     best: Universe | None = None
     for name, find in ways.items():
         clock = perf_counter()
@@ -101,6 +102,6 @@ def choose_universe(
             raise InputError(f"the score of {name} is not a number")
         if best is None or value > max(one.score for one in candidates):
             best = found
-        candidates.append(Candidate(name, found.objective, value, seconds))
+        candidates.append(UniverseCandidate(name, found.objective, value, seconds))
     assert best is not None
     return UniverseChoice(best, tuple(candidates))

@@ -14,16 +14,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from merganser.align.segments import Axis, Factor, product
+from merganser.align.segments import AxisSegments, Factor, product
 from merganser.align.symmetries import Symmetry
 from merganser.align.terms import TermLayout
 from merganser.errors import InputError
 from merganser.kernels.assignment import Path
-from merganser.modules.batches import Inputs, forward, several
+from merganser.modules.batches import InputsLike, forward, several
 from merganser.modules.moments import CHANNELS_LAST, CHANNELS_SECOND, Moments, channel_rows, evaluating, hooked
 
 #: Layer -> its output as (samples and positions, channels).
-Activations = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class CrossMoments:
 
 
 def cross_moments(
-    models: Sequence[nn.Module], symmetry: Symmetry, batches: Iterable[Inputs], *, standardize: bool = False
+    models: Sequence[nn.Module], symmetry: Symmetry, batches: Iterable[InputsLike], *, standardize: bool = False
 ) -> CrossMoments:
     """Run the models on batches and sum the moments of their units.
 
@@ -73,7 +72,10 @@ def cross_moments(
 
 
 def unit_grams(
-    models: Sequence[nn.Module], symmetries: Sequence[Symmetry], batches: Iterable[Inputs], standardize: bool = False
+    models: Sequence[nn.Module],
+    symmetries: Sequence[Symmetry],
+    batches: Iterable[InputsLike],
+    standardize: bool = False,
 ) -> dict[Path, Tensor]:
     """Return G = Σ_x z zᵀ of every path, where z has the units of the first model, then those of the second, …
 
@@ -108,7 +110,7 @@ def _canonical(model: nn.Module, symmetry: Symmetry) -> nn.Module:
     return copy
 
 
-def _watched(model: nn.Module, symmetry: Symmetry) -> dict[str, Axis]:
+def _watched(model: nn.Module, symmetry: Symmetry) -> dict[str, AxisSegments]:
     """Return the layers whose output channels move, with the channels: the rows of their weight.
 
     The weight of a normalisation is constant in the canonical form; its channels are the inputs of its readers.
@@ -128,9 +130,9 @@ def _watched(model: nn.Module, symmetry: Symmetry) -> dict[str, Axis]:
     return {name: axis for name, axis in found.items() if any(segment.atoms for segment in axis)}
 
 
-def _outputs(model: nn.Module, layers: Iterable[str], batch: Inputs) -> Activations:
+def _outputs(model: nn.Module, layers: Iterable[str], batch: InputsLike) -> dict[str, Tensor]:
     modules = dict(model.named_modules())
-    found: Activations = {}
+    found: dict[str, Tensor] = {}
 
     def keep(layer: str, output: Tensor) -> None:
         rows = channel_rows(modules[layer], output)
@@ -146,7 +148,9 @@ def _outputs(model: nn.Module, layers: Iterable[str], batch: Inputs) -> Activati
 _Scales = Mapping[str, tuple[Tensor, Tensor]]
 
 
-def _scales(model: nn.Module, layers: Mapping[str, Axis], symmetry: Symmetry, batches: Iterable[Inputs]) -> _Scales:
+def _scales(
+    model: nn.Module, layers: Mapping[str, AxisSegments], symmetry: Symmetry, batches: Iterable[InputsLike]
+) -> _Scales:
     """Return mean and standard deviation of every channel of every layer.
 
     Channels that may be rotated share one standard deviation, since a rotation mixes them.
@@ -164,7 +168,7 @@ def _scales(model: nn.Module, layers: Mapping[str, Axis], symmetry: Symmetry, ba
 
 
 def _by_path(
-    model: nn.Module, layers: Mapping[str, Axis], symmetry: Symmetry, batch: Inputs, scales: _Scales | None
+    model: nn.Module, layers: Mapping[str, AxisSegments], symmetry: Symmetry, batch: InputsLike, scales: _Scales | None
 ) -> dict[Path, Tensor]:
     """Return for every path the responses of a model's units, shape (m, samples of all its layers)."""
     found = _outputs(model, layers, batch)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from merganser.align.state import State
 from merganser.errors import InputError
-from merganser.modules.batches import Inputs, forward, reusable
+from merganser.modules.batches import InputsLike, forward, reusable
 from merganser.modules.convolutions import CONVOLUTIONS
 from merganser.modules.moments import evaluating, run
 
@@ -48,7 +48,7 @@ class Stretch:
     similarity: NDArray[np.float64]
 
 
-def stretch(shallow: nn.Module, deep: nn.Module, batches: Iterable[Inputs], *, blocks: str) -> Stretch:
+def stretch(shallow: nn.Module, deep: nn.Module, batches: Iterable[InputsLike], *, blocks: str) -> Stretch:
     """Give a model the depth of another: place its blocks where they fit best, and fill up with blocks that add
     nothing.
 
@@ -118,7 +118,7 @@ def place_blocks(similarity: NDArray[np.float64]) -> tuple[int | None, ...]:
     return tuple(plan)
 
 
-def silenced(model: nn.Module, block: str, batches: Iterable[Inputs]) -> frozenset[str]:
+def silenced(model: nn.Module, block: str, batches: Iterable[InputsLike]) -> frozenset[str]:
     """Return the weights of the fewest layers of a residual block that must be zero for it to return its input."""
     part = model.get_submodule(block)
     calls: list[Any] = []
@@ -190,7 +190,7 @@ def _compare(first: Shapes, second: Shapes, one: str, other: str) -> None:
 
 
 def _similarities(
-    shallow: nn.Module, deep: nn.Module, batches: Iterable[Inputs], few: Sequence[str], many: Sequence[str]
+    shallow: nn.Module, deep: nn.Module, batches: Iterable[InputsLike], few: Sequence[str], many: Sequence[str]
 ) -> NDArray[np.float64]:
     """Return linear CKA ‖YᵀX‖² / ‖XᵀX‖‖YᵀY‖ of the centred outputs of every pair of blocks."""
     first, second = _features(shallow, batches, few), _features(deep, batches, many)
@@ -204,7 +204,7 @@ def _similarities(
     return found
 
 
-def _features(model: nn.Module, batches: Iterable[Inputs], blocks: Sequence[str]) -> list[Tensor]:
+def _features(model: nn.Module, batches: Iterable[InputsLike], blocks: Sequence[str]) -> list[Tensor]:
     """Return the centred outputs of every block, (samples and positions, channels)."""
     kept: dict[str, list[Tensor]] = {block: [] for block in blocks}
 

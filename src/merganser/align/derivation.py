@@ -25,20 +25,20 @@ from merganser.align.tracing.liveness import eliminate_dead, keep_outputs
 from merganser.align.tracing.routers import pin_targets
 from merganser.align.tracing.storage import identity, overlapping
 from merganser.errors import InputError, one_of
-from merganser.modules.batches import Inputs
+from merganser.modules.batches import InputsLike
 
-Kind = Literal["permutation", "orthogonal"]
+SymmetryKind = Literal["permutation", "orthogonal"]
 _GROUPED = "transformers::grouped_mm_fallback"
 """The experts of transformers by default. Without a rule for it, they are traced as batched products."""
 
 
 def symmetry(
     module: torch.nn.Module,
-    example_inputs: Inputs,
+    example_inputs: InputsLike,
     *,
-    kind: Kind = "permutation",
+    kind: SymmetryKind = "permutation",
     kwargs: Mapping[str, Any] | None = None,
-    more_examples: Sequence[Inputs] = (),
+    more_examples: Sequence[InputsLike] = (),
     outputs: Outputs | None = None,
     moving_buffers: Sequence[str] = (),
     allow_unused: bool = False,
@@ -87,7 +87,7 @@ def symmetry(
     """
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"symmetries are derived from an nn.Module, got {type(module).__name__}")
-    one_of("kind of symmetry", kind, Kind)
+    one_of("kind of symmetry", kind, SymmetryKind)
     if isinstance(more_examples, torch.Tensor | Mapping):
         raise InputError("more_examples is a sequence of example inputs: write more_examples=[…]")
     moving = find_moving_buffers(module, moving_buffers)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from merganser.errors import InputError
-from merganser.modules.batches import Arguments, Inputs, arguments
+from merganser.modules.batches import Arguments, InputsLike, arguments
 
 #: Held by whoever changes a setting that torch keeps for the whole process, so that threads restore what they found.
 PROCESS_SETTINGS = RLock()
@@ -99,7 +99,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(inner)
 
 
-def example_arguments(module: nn.Module, inputs: Inputs, kwargs: Mapping[str, Any] | None = None) -> Arguments:
+def example_arguments(module: nn.Module, inputs: InputsLike, kwargs: Mapping[str, Any] | None = None) -> Arguments:
     """Return positional and keyword arguments; models of transformers run without their cache unless requested."""
     args, own = arguments(inputs)
     named = {**own, **(kwargs or {})}

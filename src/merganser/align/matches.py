@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from merganser.align.ascent import Step
 from merganser.align.permutations import Permutations, apply
-from merganser.align.state import Model, State, state_of
+from merganser.align.state import State, state_of
 from merganser.align.symmetries import Symmetry
+from merganser.checkpoints.opening import Reference
 
 #: Objectives count as equal up to this share of the larger.
 CLOSE = 1e-4
@@ -48,7 +49,7 @@ class Match:
     tries: tuple[Try, ...] = ()
     bound: float | None = None
 
-    def apply(self, model: Model) -> State:
+    def apply(self, model: Reference) -> State:
         """Return the weights of b in the space of a, with the same function."""
         return apply(self.symmetry, self.permutations, self.symmetry.canonical.of(state_of(model)))
 

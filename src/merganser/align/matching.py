@@ -9,9 +9,10 @@ from typing import Any
 from merganser.align.activations import activation_matching
 from merganser.align.matches import Match
 from merganser.align.pairwise import frank_wolfe_matching, weight_matching
-from merganser.align.state import Model, check_symmetry
+from merganser.align.state import check_symmetry
 from merganser.align.straight_through import straight_through
 from merganser.align.symmetries import Symmetry
+from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError, did_you_mean, one_of
 
 METHODS: Mapping[str, Callable[..., Match]] = {
@@ -22,7 +23,7 @@ METHODS: Mapping[str, Callable[..., Match]] = {
 }
 
 
-def match(a: Model, b: Model, symmetry: Symmetry, method: str = "weights", **options: Any) -> Match:
+def match(a: Reference, b: Reference, symmetry: Symmetry, method: str = "weights", **options: Any) -> Match:
     """Match model b to model a.
 
     Args:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from merganser.errors import InputError, did_you_mean
-from merganser.modules.batches import Inputs, forward
+from merganser.modules.batches import InputsLike, forward
 from merganser.modules.moments import evaluating
 
 
@@ -92,7 +92,7 @@ def _replayed(module: nn.Module, outputs: Sequence[Any]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def tail_tensors(module: nn.Module, batches: Iterable[Inputs], until: str) -> frozenset[str]:
+def tail_tensors(module: nn.Module, batches: Iterable[InputsLike], until: str) -> frozenset[str]:
     """Return the tensors of a layer and of all layers that run after it."""
     if until not in (known := dict(module.named_modules())) or not until:
         raise InputError(f"there is no layer {until!r}{did_you_mean(until, known)}")

@@ -18,9 +18,10 @@ from merganser.align.objective import inner
 from merganser.align.permutations import Permutations, identity
 from merganser.align.propagation import propagate
 from merganser.align.solver import hard_placement, layout_and_weights, solve
-from merganser.align.state import Model, states_of
+from merganser.align.state import states_of
 from merganser.align.symmetries import Symmetry
 from merganser.align.terms import TermLayout
+from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError, one_of
 
 STARTS = ("propagate", "spectra", "identity")
@@ -28,8 +29,8 @@ FIRST = frozenset({0})
 
 
 def weight_matching(
-    a: Model,
-    b: Model,
+    a: Reference,
+    b: Reference,
     symmetry: Symmetry,
     *,
     start: str | Permutations = "propagate",
@@ -107,8 +108,8 @@ def pair_bound(weights: Sequence[Sequence[Tensor]]) -> float:
 
 
 def frank_wolfe_matching(
-    a: Model,
-    b: Model,
+    a: Reference,
+    b: Reference,
     symmetry: Symmetry,
     *,
     start: str | Permutations = "identity",

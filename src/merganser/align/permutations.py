@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from os import PathLike
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -17,14 +18,16 @@ import torch
 from numpy.typing import NDArray
 
 from merganser.align.blocks import blocks, composite, move
-from merganser.align.state import Model, State, Weights, check_symmetry, state_of
+from merganser.align.state import State, check_symmetry, state_of
 from merganser.align.symmetries import Atom, Symmetry
+from merganser.checkpoints.base import Checkpoint
+from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError, did_you_mean
 from merganser.kernels.assignment import Path, rotate
 from merganser.kernels.assignment import Permutations as Permutations
 from merganser.kernels.linear_assignment import Index
 
-Module = TypeVar("Module", bound=torch.nn.Module)
+AnyModule = TypeVar("AnyModule", bound=torch.nn.Module)
 
 
 def identity(symmetry: Symmetry) -> Permutations:
@@ -160,10 +163,12 @@ def _check_rotation(rotation: NDArray[Any], atom: Atom) -> None:
 
 
 @overload
-def scramble(model: Module, symmetry: Symmetry, seed: int = 0) -> Module: ...
+def scramble(model: AnyModule, symmetry: Symmetry, seed: int = 0) -> AnyModule: ...
 @overload
-def scramble(model: Weights, symmetry: Symmetry, seed: int = 0) -> State: ...
-def scramble(model: Model, symmetry: Symmetry, seed: int = 0) -> torch.nn.Module | State:
+def scramble(
+    model: Checkpoint | Mapping[str, Any] | str | PathLike[str], symmetry: Symmetry, seed: int = 0
+) -> State: ...
+def scramble(model: Reference, symmetry: Symmetry, seed: int = 0) -> torch.nn.Module | State:
     """Return a randomly permuted copy of a model with the same function.
 
     Args:

@@ -18,21 +18,21 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from merganser.align.state import Model, State, average, shares_of, state_of
+from merganser.align.state import State, average, shares_of, state_of
+from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError
-from merganser.modules.batches import Inputs
+from merganser.modules.batches import InputsLike
 from merganser.modules.convolutions import CONVOLUTIONS
 from merganser.modules.moments import Moments, channel_rows, channels_second, evaluating, hooked, run
 
 REPAIRABLE = (nn.Linear, *CONVOLUTIONS, nn.LayerNorm, nn.GroupNorm)
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
-Statistics = dict[str, tuple[Tensor, Tensor]]
 
 
 def repair(
     merged: nn.Module,
-    endpoints: Sequence[Model],
-    batches: Iterable[Inputs],
+    endpoints: Sequence[Reference],
+    batches: Iterable[InputsLike],
     *,
     weights: Sequence[float] | None = None,
     skip: Sequence[str] = (),
@@ -80,7 +80,7 @@ def repair(
     return repaired
 
 
-def reset_batch_norm(model: nn.Module, batches: Iterable[Inputs]) -> nn.Module:
+def reset_batch_norm(model: nn.Module, batches: Iterable[InputsLike]) -> nn.Module:
     """Return a copy whose BatchNorm statistics are the plain means over batches.
 
     Args:
@@ -136,7 +136,7 @@ def _layers(model: nn.Module, skip: Sequence[str]) -> list[str]:
     ]
 
 
-def _endpoint(merged: nn.Module, position: int, endpoint: Model) -> State:
+def _endpoint(merged: nn.Module, position: int, endpoint: Reference) -> State:
     """Return the weights of an endpoint, which must fit the merged network."""
     expected, state = state_of(merged), state_of(endpoint)
     if odd := sorted(expected.keys() ^ state.keys()):
@@ -154,10 +154,10 @@ def _endpoint(merged: nn.Module, position: int, endpoint: Model) -> State:
 def _goals(
     model: nn.Module,
     endpoints: Sequence[State],
-    batches: Iterable[Inputs],
+    batches: Iterable[InputsLike],
     layers: Sequence[str],
     shares: Sequence[float],
-) -> Statistics:
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the weighted means of the endpoints' means and standard deviations, in the order of the forward pass."""
     found = []
     for endpoint in endpoints:
@@ -170,7 +170,9 @@ def _goals(
     return {name: (means[name], stds[name]) for name in means}
 
 
-def _statistics(model: nn.Module, batches: Iterable[Inputs], layers: Sequence[str]) -> Statistics:
+def _statistics(
+    model: nn.Module, batches: Iterable[InputsLike], layers: Sequence[str]
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Return mean and standard deviation of every channel of the layers that ran, in the order of their first call."""
     moments: dict[str, Moments] = {}
 
@@ -203,7 +205,9 @@ def _fold(layer: nn.Module, goal: tuple[Tensor, Tensor], now: tuple[Tensor, Tens
             bias.copy_((flat * scale.to(flat) + shift.to(flat)).reshape(bias.shape))
 
 
-def _in_one_pass(model: nn.Module, batches: Iterable[Inputs], goals: Mapping[str, tuple[Tensor, Tensor]]) -> nn.Module:
+def _in_one_pass(
+    model: nn.Module, batches: Iterable[InputsLike], goals: Mapping[str, tuple[Tensor, Tensor]]
+) -> nn.Module:
     """Correct every layer on every batch by that batch's statistics, and fold in the overall correction."""
     moments = {name: Moments() for name in goals}
 

@@ -63,19 +63,19 @@ class AxisSegment:
         return torch.from_numpy(self.positions.reshape(-1))
 
 
-Axis = tuple[AxisSegment, ...]
+AxisSegments = tuple[AxisSegment, ...]
 
 
 def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(prod(sizes[i + 1 :]) for i in range(len(sizes)))
 
 
-def product(*factors: Factor, offset: int = 0) -> Axis:
+def product(*factors: Factor, offset: int = 0) -> AxisSegments:
     """Return the axis that is one contiguous product of factors, outermost first."""
     return (AxisSegment(factors, offset, contiguous_strides([f.size for f in factors])),)
 
 
-def concatenation(*axes: Axis) -> Axis:
+def concatenation(*axes: AxisSegments) -> AxisSegments:
     """Return the concatenation of the given axes."""
     segments: list[AxisSegment] = []
     offset = 0

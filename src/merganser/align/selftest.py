@@ -18,7 +18,7 @@ from merganser.align.permutations import Permutations, identity, inverse, permut
 from merganser.align.sensitivity import ignores_inputs, relative_difference, untested_atoms
 from merganser.align.symmetries import Symmetry
 from merganser.errors import InputError, MerganserError
-from merganser.modules.batches import Arguments, Inputs
+from merganser.modules.batches import Arguments, InputsLike
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class SelfTest:
 def self_test(
     module: nn.Module,
     symmetry: Symmetry,
-    example_inputs: Inputs,
+    example_inputs: InputsLike,
     *,
     kwargs: Mapping[str, Any] | None = None,
     outputs: Outputs | None = None,

@@ -13,16 +13,14 @@ from torch import Tensor, nn
 from merganser.align.symmetries import Symmetry
 from merganser.checkpoints import Checkpoint
 from merganser.checkpoints import open as open_checkpoint
+from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError
 from merganser.modules.functional import combine
 
-#: A checkpoint or the path of one, or a mapping from names to tensors.
-Weights = Checkpoint | Mapping[str, Tensor] | str | PathLike[str]
-Model = nn.Module | Weights
 State = dict[str, Tensor]
 
 
-def state_of(model: Model) -> State:
+def state_of(model: Reference) -> State:
     """Return the tensors of a model by name, shared with it; they must not be modified."""
     if isinstance(model, str | PathLike):
         model = open_checkpoint(model)
@@ -52,7 +50,7 @@ def check_models(models: object) -> None:
         raise InputError(f"models are a list, as in [first, second], not a single {type(models).__name__}")
 
 
-def states_of(models: Sequence[Model], symmetry: Symmetry, least: int = 1) -> list[State]:
+def states_of(models: Sequence[Reference], symmetry: Symmetry, least: int = 1) -> list[State]:
     """Return the states of models, checked for alignment: tensors and shapes of the symmetry, all finite.
 
     States of modules are copies, so that further training does not change them. Missing tied names are added.
@@ -85,7 +83,7 @@ def states_of(models: Sequence[Model], symmetry: Symmetry, least: int = 1) -> li
     return [symmetry.canonical.of(state) for state in states]
 
 
-def _copied(model: Model) -> State:
+def _copied(model: Reference) -> State:
     state = state_of(model)
     return {name: tensor.clone() for name, tensor in state.items()} if isinstance(model, nn.Module) else state
 

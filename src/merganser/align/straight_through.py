@@ -25,8 +25,9 @@ from merganser.align.matches import Match
 from merganser.align.pairwise import weight_matching
 from merganser.align.permutations import Permutations, identity
 from merganser.align.solver import objective_of
-from merganser.align.state import Model, State, average, states_of
+from merganser.align.state import State, average, states_of
 from merganser.align.symmetries import Symmetry
+from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError
 from merganser.modules.batches import Batch, fitting, labelled, several
 
@@ -35,8 +36,8 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 def straight_through(
-    a: Model,
-    b: Model,
+    a: Reference,
+    b: Reference,
     symmetry: Symmetry,
     *,
     batches: Iterable[Batch],

@@ -5,7 +5,7 @@ A model that is hard to match degrades the whole merge; the composition of a set
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -16,22 +16,21 @@ from numpy.typing import ArrayLike, NDArray
 from merganser.align.matching import match
 from merganser.align.permutations import identity
 from merganser.align.solver import objective_of
-from merganser.align.state import Model, State, average, check_models, check_symmetry, states_of
+from merganser.align.state import State, average, check_models, check_symmetry, states_of
 from merganser.align.symmetries import Symmetry
 from merganser.align.universes import Universe, universe
 from merganser.checkpoints import open as open_checkpoint
+from merganser.checkpoints.opening import Reference
 from merganser.engine.geometry import cosines, inner_products
 from merganser.errors import InputError
-
-#: From merged weights to a number, higher is better (an accuracy, or the negative of a loss).
-Score = Callable[[State], float]
+from merganser.modules.functional import WeightsScore
 
 
 def quality_matrix(
-    models: Sequence[Model] | Universe,
+    models: Sequence[Reference] | Universe,
     symmetry: Symmetry | None = None,
     *,
-    score: Score | None = None,
+    score: WeightsScore | None = None,
     **options: Any,
 ) -> NDArray[np.float64]:
     """Measure how well every pair of models merges.
@@ -93,7 +92,7 @@ def merging_order(quality: ArrayLike) -> list[int]:
 
 
 def merge_in_order(
-    models: Sequence[Model], symmetry: Symmetry, order: Sequence[int] | None = None, **options: Any
+    models: Sequence[Reference], symmetry: Symmetry, order: Sequence[int] | None = None, **options: Any
 ) -> Universe:
     """Merge one model after another: each is matched to the mean of those before it.
 
@@ -142,7 +141,7 @@ def compare_subsets(
     *,
     size: int | None = None,
     subsets: Iterable[Sequence[int]] | None = None,
-    score: Score | None = None,
+    score: WeightsScore | None = None,
     **options: Any,
 ) -> list[SubsetComparison]:
     """Compare joint matching of all models with separate matching of subsets of them.
@@ -183,7 +182,7 @@ def _needed(symmetry: Symmetry | None) -> Symmetry:
 
 
 def _matched_pairs(
-    models: Sequence[Model] | Universe, symmetry: Symmetry | None, options: dict[str, Any]
+    models: Sequence[Reference] | Universe, symmetry: Symmetry | None, options: dict[str, Any]
 ) -> Iterable[tuple[tuple[int, int], tuple[State, State]]]:
     size = len(models)
     pairs = [(i, j) for i in range(size) for j in range(i, size)]

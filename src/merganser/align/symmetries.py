@@ -24,14 +24,14 @@ from typing import get_args
 import numpy as np
 
 from merganser.align.canonical_form import CanonicalForm
-from merganser.align.segments import Axis as Axis
 from merganser.align.segments import AxisSegment as AxisSegment
+from merganser.align.segments import AxisSegments as AxisSegments
 from merganser.align.segments import Factor as Factor
 from merganser.align.segments import concatenation as concatenation
 from merganser.align.segments import product as product
 from merganser.align.segments import segment_from_json
 from merganser.errors import InputError, did_you_mean
-from merganser.kernels.assignment import Group, Node
+from merganser.kernels.assignment import Node, SymmetryGroup
 from merganser.strict_json import parse_json
 
 _BY_HAND = "a call of pin"
@@ -46,7 +46,7 @@ class Atom:
     name: str
     size: int
     parent: str | None = None
-    group: Group = "permutation"
+    group: SymmetryGroup = "permutation"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Symmetry:
     """
 
     atoms: Mapping[str, Atom]
-    axes: Mapping[str, tuple[Axis, ...]]
+    axes: Mapping[str, tuple[AxisSegments, ...]]
     buffers: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict)
     causes: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict, compare=False)
@@ -97,7 +97,7 @@ class Symmetry:
         if atom not in self.atoms:
             raise InputError(f"unknown atom {atom!r} in {where}{did_you_mean(atom, self.atoms)}")
 
-    def _check_axis(self, axis: Axis, where: str) -> None:
+    def _check_axis(self, axis: AxisSegments, where: str) -> None:
         for segment in axis:
             for factor in segment.factors:
                 if factor.atom is None:
@@ -241,7 +241,7 @@ class Symmetry:
         axes = {name: tuple(tuple(segment(s) for s in axis) for axis in axes) for name, axes in self.axes.items()}
         return replace(self, atoms=atoms, axes=axes)
 
-    def extend(self, atoms: Iterable[Atom] = (), axes: Mapping[str, Sequence[Axis]] | None = None) -> Symmetry:
+    def extend(self, atoms: Iterable[Atom] = (), axes: Mapping[str, Sequence[AxisSegments]] | None = None) -> Symmetry:
         """Return a symmetry with more atoms, and with given axes of tensors, which replace the known ones."""
         more = {atom.name: atom for atom in atoms}
         given = {name: tuple(value) for name, value in (axes or {}).items()}
@@ -268,7 +268,7 @@ class Symmetry:
         try:
             data = parse_json(text)
             atoms = {name: Atom(name, *more) for name, *more in data["atoms"]}
-            if odd := {atom.group for atom in atoms.values()}.difference(get_args(Group)):
+            if odd := {atom.group for atom in atoms.values()}.difference(get_args(SymmetryGroup)):
                 raise ValueError(f"unknown group {min(odd)!r}")
             axes = {
                 name: tuple(tuple(segment_from_json(s) for s in axis) for axis in axes)
@@ -294,7 +294,7 @@ class Symmetry:
         return "\n".join(f"{a:<{widths[0]}}  {s:>{widths[1]}}  {acts}".rstrip() for a, s, acts in rows)
 
 
-def _explanation(axis: Axis, causes: Sequence[str]) -> str:
+def _explanation(axis: AxisSegments, causes: Sequence[str]) -> str:
     """Return what an axis moves with, and what pins the rest of it."""
     atoms = dict.fromkeys(atom for segment in axis for atom in segment.atoms)
     pinned = any(f.atom is None and f.size > 1 for s in axis for f in s.factors)

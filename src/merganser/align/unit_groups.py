@@ -23,7 +23,7 @@ from merganser.align.outputs import choose
 from merganser.align.sensitivity import relative_difference
 from merganser.align.symmetries import Symmetry
 from merganser.kernels.linear_assignment import Index
-from merganser.modules.batches import Inputs, without_targets
+from merganser.modules.batches import InputsLike, without_targets
 
 _RTOL = 1e-9
 
@@ -73,7 +73,7 @@ def axis_dims(block: Block) -> list[int]:
     return found
 
 
-def groupable(module: nn.Module, symmetry: Symmetry, example: Inputs, seed: int = 0) -> dict[str, bool]:
+def groupable(module: nn.Module, symmetry: Symmetry, example: InputsLike, seed: int = 0) -> dict[str, bool]:
     """For every atom that is not nested: whether equal units can be made one, tested on random weights in float64.
 
     Unit 1 becomes a copy of unit 0 wherever it is written; then all that reads it is moved to unit 0; then it is
@@ -107,12 +107,12 @@ def groupable(module: nn.Module, symmetry: Symmetry, example: Inputs, seed: int 
     return found
 
 
-def _two_samples(inputs: Inputs) -> Inputs:
+def _two_samples(inputs: InputsLike) -> InputsLike:
     """The first two samples, where all tensors count the same number of them."""
     counts = {len(leaf) if leaf.dim() else 0 for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)}
     if len(counts) != 1 or min(counts) < 3:
         return inputs
-    few: Inputs = tree_map_only(Tensor, lambda leaf: leaf[:2], inputs)
+    few: InputsLike = tree_map_only(Tensor, lambda leaf: leaf[:2], inputs)
     return few
 
 

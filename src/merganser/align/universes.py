@@ -19,10 +19,11 @@ from merganser.align.initialisation import Start
 from merganser.align.permutations import Permutations, apply, compose, identity, inverse
 from merganser.align.records import Record
 from merganser.align.solver import layout_and_weights, objective_of, solve
-from merganser.align.state import Model, State, average, check_models, fingerprint, states_of
+from merganser.align.state import State, average, check_models, fingerprint, states_of
 from merganser.align.symmetries import Symmetry
+from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError
-from merganser.modules.batches import Inputs
+from merganser.modules.batches import InputsLike
 from merganser.notebooks import Shown
 
 
@@ -102,7 +103,7 @@ class Universe(Shown):
         Record(self.symmetry, models, self.permutations, self.objective, self.trace).save(path)
 
     @classmethod
-    def load(cls, path: str | PathLike[str], models: Sequence[Model]) -> Universe:
+    def load(cls, path: str | PathLike[str], models: Sequence[Reference]) -> Universe:
         """Load a saved universe for its models, which are identified by their weights and may be in any order."""
         record = Record.load(path)
         if len(record.models) != len(models):
@@ -132,10 +133,10 @@ class Universe(Shown):
 
 
 def universe(
-    models: Sequence[Model],
+    models: Sequence[Reference],
     symmetry: Symmetry,
     *,
-    batches: Iterable[Inputs] | None = None,
+    batches: Iterable[InputsLike] | None = None,
     standardize: bool = True,
     start: Start = "propagate",
     starts: int = 1,

@@ -31,7 +31,7 @@ from merganser.align.unit_groups import axis_dims, group_units, groupable, reads
 from merganser.errors import InputError
 from merganser.kernels.assignment import Path
 from merganser.kernels.linear_assignment import Index
-from merganser.modules.batches import Inputs, reusable
+from merganser.modules.batches import InputsLike, reusable
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Zip:
 def zip(
     models: Sequence[nn.Module],
     symmetry: Symmetry | Sequence[Symmetry],
-    batches: Iterable[Inputs],
+    batches: Iterable[InputsLike],
     *,
     into: Symmetry | None = None,
     until: str | None = None,
@@ -143,7 +143,7 @@ def _maps(
     states: Sequence[State],
     symmetries: Sequence[Symmetry],
     result: Symmetry,
-    batches: Iterable[Inputs],
+    batches: Iterable[InputsLike],
     tail: frozenset[str],
 ) -> _Maps:
     first = next(iter(batches), None)

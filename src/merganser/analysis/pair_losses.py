@@ -17,7 +17,7 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError
 from merganser.modules.functional import combine
 from merganser.plain import Result
-from merganser.tuning.held_out import Data, Heads, Models, label, match, match_heads, require_module
+from merganser.tuning.held_out import Data, Models, TaskHeads, label, match, match_heads, require_module
 from merganser.tuning.pseudo_labels import pseudo_label
 from merganser.tuning.validation import Validation
 
@@ -62,7 +62,7 @@ class PairLosses(Result):
 
 
 @torch.no_grad()
-def pair_losses(models: Models, base: Reference, data: Data, *, heads: Heads | None = None) -> PairLosses:
+def pair_losses(models: Models, base: Reference, data: Data, *, heads: TaskHeads | None = None) -> PairLosses:
     """Estimate what every pair of experts loses by merging, and rank the pairs.
 
     Every pair is averaged in memory and run on the inputs of its two tasks. With 64 inputs of each task, the estimate

@@ -17,7 +17,7 @@ from merganser.errors import one_of, require
 Figure: TypeAlias = Any
 """A `plotly.graph_objects.Figure`."""
 Metric: TypeAlias = Literal["loss", "accuracy"]
-Regime: TypeAlias = Literal["cosines", "shares", "straightness"]
+RegimePlot: TypeAlias = Literal["cosines", "shares", "straightness"]
 
 
 def segments(curves: Mapping[str, Segment], metric: Metric = "loss") -> Figure:
@@ -75,14 +75,14 @@ def similarity(report: WeightSimilarity | RepresentationSimilarity, measure: str
     return figure
 
 
-def regime(report: LinearRegime, what: Regime = "cosines") -> Figure:
+def regime(report: LinearRegime, what: RegimePlot = "cosines") -> Figure:
     """Plot one curve per expert over epochs: cos(τ₁, τ_k), shares of the path, or straightness.
 
     Args:
         report: The result of `trajectory.linear_regime`.
         what: What to plot over the epochs.
     """
-    one_of("what", what, Regime)
+    one_of("what", what, RegimePlot)
     figure = _figure(x="epoch", y={"cosines": "cos(τ₁, τ_k)", "shares": "share of the path"}.get(what, what))
     for name, run in report.runs.items():
         values = getattr(run, what)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
 from merganser.errors import InputError
-from merganser.modules.batches import Inputs
+from merganser.modules.batches import InputsLike
 from merganser.modules.functional import (
     Weights,
     call,
@@ -21,7 +21,7 @@ from merganser.modules.functional import (
 )
 
 
-def tangent(module: nn.Module, base: Weights, direction: Weights, inputs: Inputs) -> tuple[Tensor, Tensor]:
+def tangent(module: nn.Module, base: Weights, direction: Weights, inputs: InputsLike) -> tuple[Tensor, Tensor]:
     """Return f(x; base) and J_θ f(x; base) · direction in one forward pass; tensors without direction are constant.
 
     `module` should be in evaluation mode.

@@ -9,7 +9,7 @@ from functools import cache
 from merganser.checkpoints.tokenizer import Tokens
 
 #: The bytes of an ordinary token, or the identity of a special one.
-Key = bytes | tuple[str, str]
+TokenKey = bytes | tuple[str, str]
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 #: Alternative roles for a special token whose role the other tokenizer lacks.
 _KIN = {"cls": "bos", "bos": "cls", "sep": "eos", "eos": "sep"}
@@ -35,7 +35,7 @@ def match_tokens(target: Tokens, own: Tokens) -> dict[str, str]:
         >>> match_tokens(Tokens({"Ġthe": 5}, spelling="byte_level"), Tokens({"▁the": 9}, spelling="metaspace"))
         {'Ġthe': '▁the'}
     """
-    known: dict[Key, str] = {}
+    known: dict[TokenKey, str] = {}
     for token, key in _keys(own):
         if key not in known or _BYTE.fullmatch(known[key]):
             known[key] = token
@@ -54,11 +54,11 @@ def match_tokens(target: Tokens, own: Tokens) -> dict[str, str]:
     return found
 
 
-def _keys(tokens: Tokens) -> Iterator[tuple[str, Key]]:
+def _keys(tokens: Tokens) -> Iterator[tuple[str, TokenKey]]:
     return ((token, _key(token, tokens)) for token in tokens.ids)
 
 
-def _key(token: str, tokens: Tokens) -> Key:
+def _key(token: str, tokens: Tokens) -> TokenKey:
     if token in tokens.roles.values() or tokens.added.get(token, {}).get("special"):
         return ("special", token)
     return token.encode() if token in tokens.added else spelt_bytes(token, tokens.spelling)

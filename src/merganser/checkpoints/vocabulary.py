@@ -26,7 +26,7 @@ _MEAN_ROWS = 4096
 
 
 @dataclass(frozen=True)
-class Fit:
+class RowFit:
     """How rows of absent tokens are computed: as combinations of the model's rows, fitted in another embedding.
 
     A token's row in the `donor` is fitted with the donor's rows of shared tokens, and the same combination of the
@@ -58,7 +58,7 @@ class VocabularyMap:
 
     tensors: Mapping[str, tuple[str, ...]]
     runs: tuple[RowRun, ...]
-    fit: Fit | None = None
+    fit: RowFit | None = None
 
     @property
     def rows(self) -> int:
@@ -72,20 +72,6 @@ class VocabularyMap:
         tensors = {name: list(names) for name, names in self.tensors.items()}
         fit = {"fit": {**vars(self.fit), "tensors": dict(self.fit.tensors)}} if self.fit else {}
         return {"tensors": tensors, "rows": self.rows, "segments": [_run_values(run) for run in self.runs]} | fit
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> VocabularyMap:
-        """Return the map from the values of `to_dict`."""
-        runs = (
-            RowRun(count, sources, tuple(weights))
-            if sources == "fit"
-            else RowRun(
-                count, None if sources == "mean" else tuple((model, row) for model, row in sources), tuple(weights)
-            )
-            for count, sources, *weights in data["segments"]
-        )
-        fit = Fit(**data["fit"]) if "fit" in data else None
-        return cls({name: tuple(names) for name, names in data["tensors"].items()}, tuple(runs), fit)
 
 
 def _run_values(run: RowRun) -> list[Any]:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from merganser.routing.adaptive import AdaptiveModel
-    from merganser.routing.heads import Score
-    from merganser.routing.routers import Normalize, Source
+    from merganser.routing.heads import HeadScore
+    from merganser.routing.routers import Normalize, RoutingSource
 
 
 def command(
@@ -101,9 +101,9 @@ def command(
         base,
         features=features,
         layer=layer or None,
-        source=cast("Source", source),
+        source=cast("RoutingSource", source),
         normalize=cast("Normalize", normalize),
-        score=cast("Score", score),
+        score=cast("HeadScore", score),
         threshold=threshold,
         top=top,
         redundancy=redundancy,

@@ -17,7 +17,7 @@ from merganser.cli.progress import ProgressReporter
 
 if TYPE_CHECKING:
     from merganser.recipes.schema import Recipe
-    from merganser.tuning.sweep import Score, Sweep, Variant
+    from merganser.tuning.sweep import Sweep, Variant, VariantScore
 
 
 def command(
@@ -129,14 +129,14 @@ def _models(recipe: Recipe) -> list[Path]:
     return [Path(model.path).resolve() for model in recipes.plan(recipe).models if model.path is not None]
 
 
-def _scored(reference: str) -> Score:
+def _scored(reference: str) -> VariantScore:
     from merganser.evaluate.references import import_function
 
     function: Any = import_function(reference, "--score")
     return lambda variant, budget: float(function(variant.weights(), budget))
 
 
-def _on_tasks(recipe: Path, tasks: list[str], device: str) -> Score:
+def _on_tasks(recipe: Path, tasks: list[str], device: str) -> VariantScore:
     """Return a score on tasks, computed with one live module of the recipe's template."""
     from merganser import recipes
     from merganser.errors import InputError

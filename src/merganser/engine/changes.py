@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from merganser.engine.blocks import Piece
 from merganser.errors import CheckpointError
+from merganser.kernels.arrays import AnyArray
 from merganser.kernels.spheres import gram, nonzero, total
 from merganser.kernels.tiles import TILE, Results
 from merganser.lazy import np, torch
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-_Array: TypeAlias = "npt.NDArray[Any]"
 
 FILE = "merganser-changes.json"
 #: Share of blocks in the sample, and share of runs of 1,024 entries within each.
@@ -180,7 +180,7 @@ def read_sums(results: Results) -> list[float]:
     return [results.size, clashes, *map(math.fsum, results.sums.tolist())]
 
 
-def compare_sample(rows: Sequence[_Array], with_base: bool) -> list[float]:
+def compare_sample(rows: Sequence[AnyArray], with_base: bool) -> list[float]:
     """Return the number of sampled entries and their `compare`, computed by one matrix product.
 
     Args:
@@ -198,13 +198,13 @@ def compare_sample(rows: Sequence[_Array], with_base: bool) -> list[float]:
     return [made.size, clashes, float(reference @ reference), float(made @ made), *halves]
 
 
-def sample(tensor: Tensor) -> _Array:
+def sample(tensor: Tensor) -> AnyArray:
     """Return the entries of a block that are compared."""
     flat = tensor.detach().reshape(-1)
     if not is_small(flat.numel()):
         whole = flat.numel() // TILE
         flat = flat[: whole * TILE].view(whole, TILE)[::RUNS].reshape(-1)
-    numbers: _Array = flat.double().cpu().numpy()
+    numbers: AnyArray = flat.double().cpu().numpy()
     return numbers
 
 

@@ -17,15 +17,13 @@ from merganser.engine.blocks import BLOCK, Piece, cut
 from merganser.engine.plan import Output
 from merganser.errors import MerganserError
 
-Block = tuple[int, int]  # entries, checksum
-
 
 class Tally:
     """The blocks of outputs in flight; blocks may arrive from any thread in any order."""
 
     def __init__(self, hashing: bool = True) -> None:
         self._hashing = hashing
-        self._blocks: dict[str, dict[int, Block]] = {}
+        self._blocks: dict[str, dict[int, tuple[int, int]]] = {}
         self._lock = threading.Lock()
 
     def add(self, output: Output, piece: Piece, data: memoryview) -> None:
@@ -60,7 +58,7 @@ class Tally:
         return combine(output, blocks)
 
 
-def combine(output: Output, blocks: Mapping[int, Block]) -> str:
+def combine(output: Output, blocks: Mapping[int, tuple[int, int]]) -> str:
     """Return the checksum of an output from its blocks by offset, which must cover it exactly."""
     reached = 0
     digest = xxhash.xxh3_64()

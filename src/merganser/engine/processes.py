@@ -34,7 +34,7 @@ from merganser.engine.workers import DEFAULT_MEMORY
 from merganser.errors import MerganserError
 from merganser.lazy import is_imported
 
-Batch = Sequence[Computation]
+WorkBatch = Sequence[Computation]
 #: Least work that is worth forking for.
 _WORTH = 1 << 25
 #: Likely cause of death of a worker that was ended by a signal.
@@ -69,7 +69,7 @@ def execute_in_processes(
             _run(cut, sink, workers, memory, counter.add)
 
 
-def worthwhile(cut: Sequence[Batch], workers: int) -> bool:
+def worthwhile(cut: Sequence[WorkBatch], workers: int) -> bool:
     """Return whether processes are possible and faster than threads.
 
     A batch is never split, so the largest must not keep the others waiting. Decompositions are long operations that use
@@ -98,7 +98,7 @@ def import_what_rules_need(computations: Computations, todo: Sequence[Computatio
 
 
 def _run(
-    cut: Sequence[Batch], sink: SharedSink, workers: int, memory: int, on_finished: Callable[[Output], None]
+    cut: Sequence[WorkBatch], sink: SharedSink, workers: int, memory: int, on_finished: Callable[[Output], None]
 ) -> None:
     """Run every batch in one of `workers` children, the largest first; `memory` limits them together.
 
@@ -136,7 +136,7 @@ def _run(
                 raise failures[0]
 
 
-def _read_ahead(coming: Sequence[Batch]) -> None:
+def _read_ahead(coming: Sequence[WorkBatch]) -> None:
     for batch in coming:
         if len(batch) == 1:
             for span in batch[0].spans:
@@ -181,7 +181,7 @@ class _Child:
 
 
 @contextlib.contextmanager
-def _children(order: Sequence[Batch], sink: SharedSink, count: int) -> Iterator[list[_Child]]:
+def _children(order: Sequence[WorkBatch], sink: SharedSink, count: int) -> Iterator[list[_Child]]:
     """Start as many workers as the system allows, at least one."""
     context = multiprocessing.get_context("fork")
     children: list[_Child] = []
@@ -212,7 +212,7 @@ def _children(order: Sequence[Batch], sink: SharedSink, count: int) -> Iterator[
             child.pipe.close()
 
 
-def _serve(order: Sequence[Batch], sink: SharedSink, pipe: Connection, others: Sequence[Connection]) -> None:
+def _serve(order: Sequence[WorkBatch], sink: SharedSink, pipe: Connection, others: Sequence[Connection]) -> None:
     """Run batches by number in a child until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too and stops its children
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -227,7 +227,7 @@ def _serve(order: Sequence[Batch], sink: SharedSink, pipe: Connection, others: S
     os._exit(0)
 
 
-def _attempt(batch: Batch, sink: ReportingSink) -> tuple[Mapping[str, Finished], Exception | None, str]:
+def _attempt(batch: WorkBatch, sink: ReportingSink) -> tuple[Mapping[str, Finished], Exception | None, str]:
     """Run the batch; return its results, or its error and traceback, in a form that can be sent to the parent."""
     try:
         run_batch(batch, sink)

@@ -20,7 +20,7 @@ from merganser.errors import InputError
 from merganser.evaluate.endpoints import Server
 from merganser.evaluate.generation import ExactMatch, Generation, LetterChoice
 from merganser.evaluate.judges import Judged
-from merganser.evaluate.likelihoods import Pair, common_length, require_finite, score_continuations
+from merganser.evaluate.likelihoods import TokenPair, common_length, require_finite, score_continuations
 from merganser.evaluate.prompts import Prompted, check_prompt
 from merganser.evaluate.questions import (
     SCORE,
@@ -143,13 +143,13 @@ class MultipleChoice(Prompted):
         return measures
 
     @cached_property
-    def _tokenized(self) -> dict[tuple[int, int, bool], list[Pair]]:
+    def _tokenized(self) -> dict[tuple[int, int, bool], list[TokenPair]]:
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in super().__getstate__().items() if k != "_tokenized"}
 
-    def _all_pairs(self, model: nn.Module, items: Sequence[int]) -> list[Pair]:
+    def _all_pairs(self, model: nn.Module, items: Sequence[int]) -> list[TokenPair]:
         """Return the tokens of items, which are the same for all models of one kind and are made once."""
         decoding = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
         limit, known = self.limit(model), self._tokenized
@@ -158,7 +158,7 @@ class MultipleChoice(Prompted):
                 known[item, limit, decoding] = self._pairs(model, item, self.records[item])
         return [pair for item in items for pair in known[item, limit, decoding]]
 
-    def _pairs(self, model: nn.Module, item: int, record: Mapping[str, Any]) -> list[Pair]:
+    def _pairs(self, model: nn.Module, item: int, record: Mapping[str, Any]) -> list[TokenPair]:
         """Return the tokens of the prompt and of each option after it."""
         prompt = self.ask(record)
         if getattr(getattr(model, "config", None), "is_encoder_decoder", False):

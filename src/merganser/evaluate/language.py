@@ -19,7 +19,7 @@ from merganser.evaluate.examiners import Perplexity
 from merganser.evaluate.loaders import LOADERS, hidden_progress
 from merganser.evaluate.questions import SCORE
 from merganser.evaluate.texts import TEXTS
-from merganser.evaluate.verdicts import Check, Status
+from merganser.evaluate.verdicts import Check, CheckStatus
 
 #: Perplexity relative to the worst parent's from which a model is doubtful, and from which it is broken.
 DOUBTFUL, BROKEN = 1.5, 20.0
@@ -124,11 +124,11 @@ def check_perplexity(own: float, parents: Mapping[str, float], vocabulary: int, 
         return Check("perplexity", "warn", f"{guessing}, as is its parent {label} ({_show(worst)})")
     if not parents:
         if own > unigram:
-            bad: Status = "fail" if own > BROKEN * unigram else "warn"
+            bad: CheckStatus = "fail" if own > BROKEN * unigram else "warn"
             what = f"{_show(own)} on plain English, where the frequencies of its words alone give {unigram:.4g}"
             return Check("perplexity", bad, f"{what}; compare it with its parents")
         return Check("perplexity", "pass", f"{_show(own)} (no parents to compare with)")
-    status: Status = "fail" if own > BROKEN * worst else "warn" if own > DOUBTFUL * worst else "pass"
+    status: CheckStatus = "fail" if own > BROKEN * worst else "warn" if own > DOUBTFUL * worst else "pass"
     return Check(
         "perplexity", status, f"{_show(own)}, {own / worst:.2f} times its worst parent's, {label} ({_show(worst)})"
     )

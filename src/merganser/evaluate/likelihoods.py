@@ -21,7 +21,7 @@ from merganser.errors import MerganserError, require
 from merganser.evaluate.sampling import batches_by_length
 
 #: Tokens of a prompt, and tokens of its continuation.
-Pair: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
+TokenPair: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
 #: Minimum length of a common prefix that is worth its own pass.
 STEM = 16
 #: Pairs that are computed both ways before a model's cache is shared.
@@ -38,7 +38,7 @@ class Likelihood:
     greedy: bool
 
 
-def score_continuations(model: nn.Module, pairs: Sequence[Pair], batch: int = 16) -> list[Likelihood]:
+def score_continuations(model: nn.Module, pairs: Sequence[TokenPair], batch: int = 16) -> list[Likelihood]:
     """Return Σ_t log p(c_t | prompt, c_<t) for each pair of a prompt and a continuation c.
 
     Args:
@@ -70,7 +70,7 @@ def score_continuations(model: nn.Module, pairs: Sequence[Pair], batch: int = 16
 _SHARING: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
-def score_whole(model: nn.Module, pairs: Sequence[Pair], batch: int = 16) -> list[Likelihood]:
+def score_whole(model: nn.Module, pairs: Sequence[TokenPair], batch: int = 16) -> list[Likelihood]:
     """Return the same from whole sequences, one per pair; `score_continuations` must agree with it."""
     found: dict[int, Likelihood] = {}
     for chosen in batches_by_length([len(prompt) + len(rest) for prompt, rest in pairs], batch):
@@ -197,7 +197,7 @@ def _layers(cache: Any) -> tuple[tuple[Tensor, Tensor], ...]:
     return tuple(zip(cache.key_cache, cache.value_cache, strict=True))
 
 
-def _shared(model: nn.Module, pairs: Sequence[Pair], batch: int) -> list[Likelihood]:
+def _shared(model: nn.Module, pairs: Sequence[TokenPair], batch: int) -> list[Likelihood]:
     prompts: dict[tuple[int, ...], list[int]] = {}
     for number, (prompt, _) in enumerate(pairs):
         prompts.setdefault(tuple(prompt), []).append(number)
@@ -226,7 +226,7 @@ def _branched(
     past: _Past,
     last: Tensor,
     branches: Sequence[tuple[int, int]],
-    pairs: Sequence[Pair],
+    pairs: Sequence[TokenPair],
     batch: int,
 ) -> dict[int, Likelihood]:
     """Score continuations (row of the batch, number of the pair): the first token follows from the log-probabilities
@@ -249,7 +249,7 @@ def _branched(
     return found
 
 
-def _can_share(model: nn.Module, pairs: Sequence[Pair]) -> bool:
+def _can_share(model: nn.Module, pairs: Sequence[TokenPair]) -> bool:
     """Return whether the model has a cache that can be split, and answers the same with it as without."""
     if "past_key_values" not in inspect.signature(model.forward).parameters:
         return False
@@ -266,7 +266,7 @@ def _can_share(model: nn.Module, pairs: Sequence[Pair]) -> bool:
     )
 
 
-def _decoded(model: nn.Module, pairs: Sequence[Pair], batch: int) -> list[Likelihood]:
+def _decoded(model: nn.Module, pairs: Sequence[TokenPair], batch: int) -> list[Likelihood]:
     """Score with an encoder-decoder: every prompt is encoded once, and the decoder scores the continuations."""
     prompts: dict[tuple[int, ...], list[int]] = {}
     for number, (prompt, _) in enumerate(pairs):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Status = Literal["pass", "warn", "fail", "skip"]
+CheckStatus = Literal["pass", "warn", "fail", "skip"]
 Verdict = Literal["sound", "doubtful", "broken"]
 
 
@@ -24,7 +24,7 @@ class Check:
     """
 
     name: str
-    status: Status
+    status: CheckStatus
     message: str
 
 

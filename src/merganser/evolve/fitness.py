@@ -29,7 +29,7 @@ from merganser.evolve.design import BASE
 from merganser.evolve.metering import CostMeter
 from merganser.evolve.quantization import Quantization, QuantizedCopy
 from merganser.evolve.space import Space
-from merganser.evolve.workers import Candidate
+from merganser.evolve.workers import Proposal
 
 
 def hold_open(checkpoint: Checkpoint) -> StateDict:
@@ -79,12 +79,12 @@ class LiveMerge:
         self.template = template
         self.space = space
         self._open: dict[str, Checkpoint] = {}
-        self._candidate: Candidate | None = None
+        self._candidate: Proposal | None = None
         self._live = LiveModule(module, finite=True)  # `hold_open` has checked every source
         self._names = ModuleTensors(module)
         self._copy: QuantizedCopy | None = None
 
-    def load(self, candidate: Candidate, quantization: Quantization | None = None) -> nn.Module:
+    def load(self, candidate: Proposal, quantization: Quantization | None = None) -> nn.Module:
         """Load the weights of a candidate into the module (an endpoint's own, for a label) and return it, or its
         quantised copy.
         """
@@ -106,7 +106,7 @@ class LiveMerge:
         for path in dict.fromkeys([*paths, *([self.template["base"]] if "base" in self.template else [])]):
             self._held(path)
 
-    def document(self, candidate: Candidate) -> dict[str, Any]:
+    def document(self, candidate: Proposal) -> dict[str, Any]:
         """Return the recipe of a candidate. For an endpoint it is the same merge with every tensor from that model,
         so that the base's names and the output's vocabulary apply to it too.
         """
@@ -149,15 +149,15 @@ class MergedModels:
             self._live = live
         return self._live
 
-    def __call__(self, candidate: Candidate, items: Mapping[str, Sequence[int]]) -> dict[str, Sequence[float]]:
+    def __call__(self, candidate: Proposal, items: Mapping[str, Sequence[int]]) -> dict[str, Sequence[float]]:
         return self._answer(candidate, items, self.quantize)
 
-    def ask_exactly(self, candidate: Candidate, items: Mapping[str, Sequence[int]]) -> dict[str, Sequence[float]]:
+    def ask_exactly(self, candidate: Proposal, items: Mapping[str, Sequence[int]]) -> dict[str, Sequence[float]]:
         """Return answers in full precision, also if candidates are quantised."""
         return self._answer(candidate, items, None)
 
     def _answer(
-        self, candidate: Candidate, items: Mapping[str, Sequence[int]], quantize: Quantization | None
+        self, candidate: Proposal, items: Mapping[str, Sequence[int]], quantize: Quantization | None
     ) -> dict[str, Sequence[float]]:
         answers: dict[str, Sequence[float]] = {}
         for task, chosen in items.items():
@@ -166,7 +166,7 @@ class MergedModels:
         return answers
 
     def _ask(
-        self, candidate: Candidate, examiner: Examiner, items: Sequence[int], quantize: Quantization | None
+        self, candidate: Proposal, examiner: Examiner, items: Sequence[int], quantize: Quantization | None
     ) -> Mapping[str, Sequence[float]]:
         """Ask a candidate; for an endpoint, ask only what `answers` does not have."""
 

@@ -21,12 +21,12 @@ from merganser.evolve.recall import count_answers, mean_scores, missing_items, r
 from merganser.evolve.searchers import searcher
 from merganser.evolve.space import key
 from merganser.evolve.store import Answers, Store, Trial, TrialEstimate
-from merganser.evolve.workers import Candidate, Evaluate, Job, Outcome, Workers, check_answers, workers
+from merganser.evolve.workers import Evaluate, Job, Outcome, Proposal, Workers, check_answers, workers
 
-Kind: TypeAlias = Literal["endpoint", "test", "full", "quantized"]
+TrialKind: TypeAlias = Literal["endpoint", "test", "full", "quantized"]
 Listener = Callable[[Event], None]
 #: Objectives, and the estimates behind them.
-Scores: TypeAlias = tuple[dict[str, float], dict[str, TrialEstimate]]
+TestScores: TypeAlias = tuple[dict[str, float], dict[str, TrialEstimate]]
 #: Maximum number of candidates drawn, as a multiple of the trials, including those outside the constraints.
 MAX_DRAWS = 20
 
@@ -242,7 +242,7 @@ class StudyRun:
             return [np.inf] * len(self.design.objectives)
         return [-o.sign * trial.objectives[o.name] for o in self.design.objectives]
 
-    def _estimated(self, answers: Mapping[str, Answers]) -> Scores:
+    def _estimated(self, answers: Mapping[str, Answers]) -> TestScores:
         """Return objectives, and the estimates behind them, from the answers to the subsets.
 
         A measure that this evaluator does not report would be missing for every candidate, so the search ends.
@@ -268,7 +268,7 @@ class StudyRun:
         scores = {measure: estimate.value for measure, estimate in estimates.items()}
         return {objective.name: objective.value(scores) for objective in self.design.objectives}
 
-    def _stopped(self, rival: Trial, answers: Mapping[str, Answers]) -> Scores:
+    def _stopped(self, rival: Trial, answers: Mapping[str, Answers]) -> TestScores:
         """Return the same for a stopped candidate, from its difference to its rival."""
         estimates = estimate_stopped(answers, rival, self.store.answers(rival), self.tasks)
         return self._objectives(estimates), estimates
@@ -315,7 +315,7 @@ class StudyRun:
         return [best(valid, objectives)]
 
     def _evaluate(
-        self, kind: Kind, candidates: Sequence[Candidate], items: Mapping[str, Sequence[int]], phase: str
+        self, kind: TrialKind, candidates: Sequence[Proposal], items: Mapping[str, Sequence[int]], phase: str
     ) -> None:
         """Evaluate and record the `candidates` that the store does not have; the score of a measure is its mean. A
         full evaluation asks only the items that the search did not.
@@ -336,7 +336,7 @@ class StudyRun:
     def _done(self, kind: str, label: str) -> Trial | None:
         return next((t for t in self.store.trials(kind, label) if t.state == "done"), None)
 
-    def _ended(self, trial: Trial, outcome: Outcome, score: Callable[[Mapping[str, Answers]], Scores]) -> Trial:
+    def _ended(self, trial: Trial, outcome: Outcome, score: Callable[[Mapping[str, Answers]], TestScores]) -> Trial:
         """Record an outcome: the trial with its scores, or its failure with the reason."""
         attempts, now = outcome.job.attempt, time.time()
         ran = replace(trial, seconds=outcome.seconds, worker=outcome.worker, attempts=attempts, finished=now)

@@ -20,7 +20,7 @@ from merganser.evaluate.questions import SCORE, Examiner
 from merganser.evolve.design import BASE
 from merganser.evolve.runfile import RunFile
 from merganser.evolve.space import SearchParameter
-from merganser.evolve.workers import Candidate
+from merganser.evolve.workers import Proposal
 
 #: Kinds of tasks that need only what a server writes or how likely it finds a text.
 ASKED_BY_SERVERS = ("multiple-choice", "choice", "generation", "exact-match", "judged")
@@ -40,7 +40,7 @@ class ServedAdapters:
     adapters: Mapping[str, str]
     examiners: Mapping[str, Examiner]
 
-    def __call__(self, candidate: Candidate, items: Mapping[str, Sequence[int]]) -> dict[str, Sequence[float]]:
+    def __call__(self, candidate: Proposal, items: Mapping[str, Sequence[int]]) -> dict[str, Sequence[float]]:
         answers: dict[str, Sequence[float]] = {}
         with self._loaded(candidate) as server:
             for task, chosen in items.items():
@@ -49,7 +49,7 @@ class ServedAdapters:
         return answers
 
     @contextmanager
-    def _loaded(self, candidate: Candidate) -> Iterator[Server]:
+    def _loaded(self, candidate: Proposal) -> Iterator[Server]:
         """Have the server load a candidate (an adapter by label, or a merge of all), and unload it on exit."""
         if candidate == BASE and BASE not in self.adapters:
             yield self.server
@@ -62,7 +62,7 @@ class ServedAdapters:
             finally:
                 self.server.unload_adapter(name)
 
-    def _written(self, candidate: Candidate, out: Path) -> Path:
+    def _written(self, candidate: Proposal, out: Path) -> Path:
         from merganser.library.adapter_merging import merge_adapters
 
         if isinstance(candidate, str):

@@ -27,7 +27,7 @@ from merganser.evolve.racing import Race
 from merganser.evolve.store import Answers
 
 ATTEMPTS = 3
-Candidate: TypeAlias = "Values | str"
+Proposal: TypeAlias = "Values | str"
 
 
 class Evaluate(Protocol):
@@ -35,7 +35,7 @@ class Evaluate(Protocol):
     task.
     """
 
-    def __call__(self, candidate: Candidate, items: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[float]]: ...
+    def __call__(self, candidate: Proposal, items: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[float]]: ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Job:
     """
 
     number: int
-    candidate: Candidate
+    candidate: Proposal
     items: Mapping[str, Sequence[int]]
     attempt: int = 1
     race: Race | None = None

@@ -7,16 +7,21 @@ from typing import Literal
 
 from merganser.align.baselines import match_to_reference
 from merganser.align.permutations import apply
-from merganser.align.state import Model, State, average, state_of
+from merganser.align.state import State, average, state_of
 from merganser.align.symmetries import Symmetry
 from merganser.align.universes import universe
+from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError, one_of
 
-Method = Literal["universe", "reference"]
+AggregationMethod = Literal["universe", "reference"]
 
 
 def align_clients(
-    clients: Sequence[Model], symmetry: Symmetry, reference: Model | None = None, *, method: Method = "universe"
+    clients: Sequence[Reference],
+    symmetry: Symmetry,
+    reference: Reference | None = None,
+    *,
+    method: AggregationMethod = "universe",
 ) -> list[State]:
     """Permute the units of every client's model to the order of the reference.
 
@@ -40,7 +45,7 @@ def align_clients(
         >>> symmetry = mg.align.symmetry(base, images)
         >>> states = mg.federated.align_clients(models, symmetry, base)
     """
-    one_of("way to align clients", method, Method)
+    one_of("way to align clients", method, AggregationMethod)
     models = list(clients) if reference is None else [reference, *clients]
     if len(models) < 2:
         return [state_of(model) for model in clients]
@@ -50,12 +55,12 @@ def align_clients(
 
 
 def aggregate(
-    clients: Sequence[Model],
+    clients: Sequence[Reference],
     examples: Sequence[float],
     symmetry: Symmetry,
-    reference: Model | None = None,
+    reference: Reference | None = None,
     *,
-    method: Method = "universe",
+    method: AggregationMethod = "universe",
 ) -> State:
     """Return the next global model Σ nᵢ πᵢ(θᵢ) / Σ nᵢ, with πᵢ the alignment of client i.
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from merganser.align.symmetries import Symmetry
 from merganser.errors import require
-from merganser.federated.aggregation import Method, align_clients
+from merganser.federated.aggregation import AggregationMethod, align_clients
 
 
-def aligned(strategy: Any, symmetry: Symmetry, *, method: Method = "universe") -> Any:
+def aligned(strategy: Any, symmetry: Symmetry, *, method: AggregationMethod = "universe") -> Any:
     """Wrap a Flower strategy so that it aggregates aligned clients.
 
     Sampling, weighting by examples, metrics and the server optimiser stay those of the strategy. Clients send state
@@ -37,7 +37,7 @@ def aligned(strategy: Any, symmetry: Symmetry, *, method: Method = "universe") -
 class _Aligned:
     """The methods to override in Flower's `Strategy`, whose class exists only if Flower is installed."""
 
-    def __init__(self, strategy: Any, symmetry: Symmetry, method: Method) -> None:
+    def __init__(self, strategy: Any, symmetry: Symmetry, method: AggregationMethod) -> None:
         self.strategy = strategy
         self.symmetry = symmetry
         self.method = method

@@ -30,10 +30,9 @@ from merganser.kernels.linear_assignment import Prices, Profit, assign, value_of
 Path = tuple[str, ...]
 Profits = Mapping[Path, Profit]
 #: Permutations of units, all orthogonal maps of them, or those that keep the sum of the units.
-Group = Literal["permutation", "orthogonal", "centred"]
+SymmetryGroup = Literal["permutation", "orthogonal", "centred"]
 #: Node name -> permutation (size,) or matrix (size, size); below the root, one for every *new* place of the parent.
 Permutations = dict[str, NDArray[Any]]
-Mapper = Callable[..., Iterable[Any]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Node:
     name: str
     size: int
     children: tuple[Node, ...] = ()
-    group: Group = "permutation"
+    group: SymmetryGroup = "permutation"
 
     def walk(self) -> Iterator[Node]:
         """Yield this node and everything below it, parents first."""
@@ -61,7 +60,7 @@ class Node:
         return solution
 
 
-def rotate(profit: Profit, group: Group = "orthogonal") -> NDArray[np.float64]:
+def rotate(profit: Profit, group: SymmetryGroup = "orthogonal") -> NDArray[np.float64]:
     """Return the orthogonal R that maximises ⟨profit, R⟩: U Vᵀ for profit = U S Vᵀ; "centred" maps keep the sum."""
     profit = profit.astype(np.float64)
     if group == "centred":
@@ -82,7 +81,7 @@ def centred_basis(size: int) -> NDArray[np.float64]:
 
 
 def assign_tree(
-    node: Node, profits: Profits, mapper: Mapper = map, prices: Prices | None = None
+    node: Node, profits: Profits, mapper: Callable[..., Iterable[Any]] = map, prices: Prices | None = None
 ) -> tuple[Permutations, float]:
     """Return the permutations of a tree that maximise the summed profits of its paths, and their value.
 

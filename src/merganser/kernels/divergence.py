@@ -16,17 +16,16 @@ here from the former, in the order of `divergence.c`, which does the same compil
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
+from merganser.kernels.arrays import AnyArray
 from merganser.kernels.recording import Lane
 from merganser.kernels.tiles import TILE, Results
 from merganser.lazy import np
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
 
-Array: TypeAlias = "npt.NDArray[Any]"
 
 #: Coefficients of Q and S, by falling powers: interpolations at Chebyshev's points.
 _EXPONENTIAL = (
@@ -47,60 +46,60 @@ _EPSILON = 1e-8
 _CACHED = 1 << 15
 
 
-def divergences(model: Tensor, base: Tensor, length: int) -> Array:
+def divergences(model: Tensor, base: Tensor, length: int) -> AnyArray:
     """Return KL(softmax(model) + ε ‖ softmax(base) + ε) of each row of `length` entries, in the dtype of the model."""
     if isinstance(model, Lane):
         recording = model.recording
         recording.row, recording.tile = length, max(1, TILE // length) * length  # whole rows
-        found: Array = recording.end("DIVERGENCE", _read_rows, model, base)
+        found: AnyArray = recording.end("DIVERGENCE", _read_rows, model, base)
         return found
     m, b = (side.reshape(-1, length).cpu().numpy() for side in (model, base))
     step = max(1, _CACHED // length)
     with np.errstate(all="ignore"):  # NaN, where it is allowed
         parts = [_divergences(m[row : row + step], b[row : row + step]) for row in range(0, len(m), step)]
-    together: Array = np.concatenate(parts).astype(m.dtype)
+    together: AnyArray = np.concatenate(parts).astype(m.dtype)
     return together
 
 
-def _read_rows(number: int, results: Results) -> Array:
-    rows: Array = results.rows[number].astype(np.float32)
+def _read_rows(number: int, results: Results) -> AnyArray:
+    rows: AnyArray = results.rows[number].astype(np.float32)
     return rows
 
 
-def _divergences(model: Array, base: Array) -> Array:
-    sums: Array = relative_entropy(_softmax(model), _softmax(base)).sum(axis=-1)
+def _divergences(model: AnyArray, base: AnyArray) -> AnyArray:
+    sums: AnyArray = relative_entropy(_softmax(model), _softmax(base)).sum(axis=-1)
     return sums
 
 
-def _softmax(rows: Array) -> Array:
+def _softmax(rows: AnyArray) -> AnyArray:
     wide = rows.astype(np.float64)
     powers = exponential(wide - wide.max(axis=-1, keepdims=True))
-    shares: Array = powers * (1 / powers.sum(axis=-1, keepdims=True))
+    shares: AnyArray = powers * (1 / powers.sum(axis=-1, keepdims=True))
     return shares + _EPSILON
 
 
-def exponential(x: Array) -> Array:
+def exponential(x: AnyArray) -> AnyArray:
     """Return eˣ for x ≤ 0, and e⁻⁷⁰⁸ for smaller ones than that."""
     x = np.maximum(x, _LEAST)
     k = np.rint(x * (1 / _LOG2))
     r = (x - k * _LOG2_PARTS[0]) - k * _LOG2_PARTS[1]
     y = r * r * _polynomial(_EXPONENTIAL, r) + r + 1
-    found: Array = (y.view(np.int64) + (k.astype(np.int64) << 52)).view(np.float64)
+    found: AnyArray = (y.view(np.int64) + (k.astype(np.int64) << 52)).view(np.float64)
     return found
 
 
-def relative_entropy(p: Array, q: Array) -> Array:
+def relative_entropy(p: AnyArray, q: AnyArray) -> AnyArray:
     """Return p log(p/q) − p + q of positive numbers whose quotients are between 2⁻¹⁰⁰⁰ and 2¹⁰⁰⁰."""
     k = (p.view(np.int64) - q.view(np.int64) + (1 << 51)) >> 52
     near = q * ((k + 1023) << 52).view(np.float64)
     both = p + near
     z = (p - near) / both
     w = z * z
-    terms: Array = (w * z * _polynomial(_ARTANH, w) * (z + 1) + w) * both + (k * _LOG2 * p + (q - near))
+    terms: AnyArray = (w * z * _polynomial(_ARTANH, w) * (z + 1) + w) * both + (k * _LOG2 * p + (q - near))
     return terms
 
 
-def _polynomial(coefficients: Sequence[float], x: Array) -> Array:
+def _polynomial(coefficients: Sequence[float], x: AnyArray) -> AnyArray:
     value = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         value *= x

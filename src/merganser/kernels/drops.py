@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
+from merganser.kernels.arrays import AnyArray
 from merganser.kernels.recording import Draws, Lane
 from merganser.lazy import np, torch
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
 
-_Array: TypeAlias = "npt.NDArray[Any]"
 
 #: The bits of a float32 that determine magnitudes.
 _MAGNITUDE = 0x7FFF0000
@@ -26,7 +25,7 @@ def drop_(values: Tensor, bits: Tensor, bound: int) -> Tensor:
     return values
 
 
-def drop_by_rank(rows: Tensor, bits: Tensor, bounds: _Array, gains: _Array) -> Tensor:
+def drop_by_rank(rows: Tensor, bits: Tensor, bounds: AnyArray, gains: AnyArray) -> Tensor:
     """Multiply entries of rank k in their row by gains[k] if bits[k] of the row is below bounds[k]; zero the others.
 
     Ranks are by magnitude, from 0 for the smallest; see `order`.
@@ -49,7 +48,7 @@ def order(rows: Tensor) -> Tensor:
     if rows.device.type != "cpu":
         return (rows.float().view(torch.int32) & _MAGNITUDE).sort(dim=-1, stable=True).indices
     columns = np.arange(rows.shape[-1], dtype=np.uint32)
-    keys: _Array = rows.float().numpy().view(np.uint32) & np.uint32(_MAGNITUDE)
+    keys: AnyArray = rows.float().numpy().view(np.uint32) & np.uint32(_MAGNITUDE)
     if columns.size > 1 << 16:
         keys = keys.astype(np.uint64) << np.uint64(16)
     keys |= columns

@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from merganser.kernels.arrays import AnyArray
 from merganser.kernels.layouts import DROPS, lay_out
 from merganser.kernels.tiles import STEP, TILE, Program, Results
 from merganser.lazy import defer, np, torch
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-_Array: TypeAlias = "npt.NDArray[Any]"
+    pass
 
 
 class NotRecordable(Exception):
@@ -30,7 +29,7 @@ class _Step(NamedTuple):
     op: str
     inputs: tuple[int, ...]
     fields: tuple[tuple[str, Any], ...]
-    tables: tuple[_Array, ...]
+    tables: tuple[AnyArray, ...]
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Recording:
         self.row = 1
         self._known: dict[Any, int] = {}
 
-    def note(self, op: str, *inputs: int, tables: tuple[_Array, ...] = (), **fields: Any) -> int:
+    def note(self, op: str, *inputs: int, tables: tuple[AnyArray, ...] = (), **fields: Any) -> int:
         step = _Step(op, inputs, tuple(fields.items()), tables)
         key = (op, inputs, repr(step.fields) if fields else "", tuple(map(id, tables)) if tables else ())
         if key not in self._known:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from merganser.kernels.arrays import Reals
 from merganser.kernels.recording import Lane
 from merganser.lazy import np, torch
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-Array: TypeAlias = "npt.NDArray[np.float64]"
 
 #: Vectors with a larger |cosine| count as parallel and are interpolated linearly.
 PARALLEL = 0.9995
@@ -71,7 +71,7 @@ def gram(vectors: Sequence[Tensor]) -> list[list[float]]:
     return [[total(x * y) for y in vectors[: i + 1]] for i, x in enumerate(vectors)]
 
 
-def combine(parts: Sequence[Sequence[Sequence[float]]]) -> Array:
+def combine(parts: Sequence[Sequence[Sequence[float]]]) -> Reals:
     """Return the Gram matrix from those of the pieces, correctly rounded, independent of their order.
 
     All of it is NaN if a product is not finite: angles to a vector whose norm overflows are unknown.
@@ -85,7 +85,7 @@ def combine(parts: Sequence[Sequence[Sequence[float]]]) -> Array:
     return matrix
 
 
-def slerp(matrix: Array, t: float, parallel: float = PARALLEL) -> Array:
+def slerp(matrix: Reals, t: float, parallel: float = PARALLEL) -> Reals:
     """Return the coefficients of the point at `t` on the great circle from x_0 to x_1.
 
     c = (sin((1−t)φ), sin(tφ)) / sin φ with cos φ = ⟨x_0, x_1⟩ / ‖x_0‖‖x_1‖; linear where |cos φ| > `parallel`.
@@ -99,7 +99,7 @@ def slerp(matrix: Array, t: float, parallel: float = PARALLEL) -> Array:
     return np.array([math.sin((1 - t) * angle), math.sin(t * angle)]) / math.sin(angle)
 
 
-def barycentre(matrix: Array, weights: Sequence[float], epsilon: float) -> Array:
+def barycentre(matrix: Reals, weights: Sequence[float], epsilon: float) -> Reals:
     """Return the coefficients of the weighted mean of directions, at the weighted mean of lengths.
 
     m = Σ w x/‖x‖, result (Σ w ‖x‖) m/‖m‖; plain Σ w x where the directions cancel (‖m‖ < `epsilon`).
@@ -118,7 +118,7 @@ def _root(square: float) -> float:
     return 0.0 if square < 0 else math.sqrt(square)
 
 
-def karcher(matrix: Array, weights: Sequence[float], iterations: int, tolerance: float) -> Array:
+def karcher(matrix: Reals, weights: Sequence[float], iterations: int, tolerance: float) -> Reals:
     """Return the coefficients of the Karcher mean of directions, at the weighted mean of lengths.
 
     On the unit sphere u ← exp_u(Σ w log_u(u_i)), from the normalised mean, until the tangent step is shorter than
@@ -135,7 +135,7 @@ def karcher(matrix: Array, weights: Sequence[float], iterations: int, tolerance:
     share = share / share.sum()
     cosines = matrix * np.outer(inverse, inverse)
 
-    def length(c: Array) -> float:
+    def length(c: Reals) -> float:
         return _root(float(c @ cosines @ c))
 
     point = share
@@ -155,5 +155,5 @@ def karcher(matrix: Array, weights: Sequence[float], iterations: int, tolerance:
             break
         point = math.cos(size) * point + (math.sin(size) / size) * step
         point = point / length(point)
-    coefficients: Array = point * inverse * float(weight @ norms)
+    coefficients: Reals = point * inverse * float(weight @ norms)
     return coefficients

@@ -9,15 +9,15 @@ import ctypes
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from merganser.kernels.arrays import AnyArray
 from merganser.kernels.compiled import load_library
 from merganser.lazy import np
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    pass
 
-Array: TypeAlias = "npt.NDArray[Any]"
 
 #: Entries of a tile, and of a run of `spheres.total`.
 TILE = 1024
@@ -73,7 +73,7 @@ class Program:
     the number of results of each kind. `tables` keeps the arrays that steps point to alive.
     """
 
-    steps: Array
+    steps: AnyArray
     registers: int
     draws: tuple[int, ...]
     sums: int
@@ -82,7 +82,7 @@ class Program:
     takes: bool
     tile: int
     row: int
-    tables: tuple[Array, ...]
+    tables: tuple[AnyArray, ...]
 
     @cached_property
     def address(self) -> int:
@@ -97,25 +97,25 @@ class Results:
     """
 
     size: int
-    sums: Array
-    rows: Array
-    counts: Array
-    kept: Array
+    sums: AnyArray
+    rows: AnyArray
+    counts: AnyArray
+    kept: AnyArray
 
     def total(self, number: int) -> float:
         """Return a sum, as `spheres.total` gives it."""
         runs = self.sums[number].tolist()
         return math.fsum(runs[:-1]) + runs[-1] if self.size % TILE else math.fsum(runs)
 
-    def scores(self, number: int) -> Array:
+    def scores(self, number: int) -> AnyArray:
         """Return the kept scores, as the bits of floats."""
         return self.kept[number, : self.size].view(np.int32)
 
 
 def run(
     program: Program,
-    sources: Array,
-    seeds: Array,
+    sources: AnyArray,
+    seeds: AnyArray,
     offset: int,
     size: int,
     out: int | None = None,

@@ -32,7 +32,7 @@ from merganser.library.adapter_writing import (
     save_adapter,
     share,
 )
-from merganser.methods.adapters import Pair, Space, apply_rule, balanced, merge_pairs, truncate_pair
+from merganser.methods.adapters import AdapterMethod, FactorPair, apply_rule, balanced, merge_pairs, truncate_pair
 from merganser.methods.base import Method
 from merganser.methods.registry import build, lookup, parameters
 from merganser.plain import plain
@@ -188,7 +188,7 @@ class _Mixer:
             weighted = [(weight * self.scale * b, a) for weight, (b, a) in zip(self.weights, pairs, strict=True)]
             merged_pair = torch.cat([b for b, _ in weighted], 1), torch.cat([a for _, a in weighted])
         else:
-            b, a = merge_pairs(pairs, cast(Space, self.space), self.rule, seed)
+            b, a = merge_pairs(pairs, cast(AdapterMethod, self.space), self.rule, seed)
             merged_pair = (b * self.scale, a)
         exact = self.rule is None and (self.rank is None or together <= self.rank)
         pair = merged_pair if exact else truncate_pair(merged_pair, self.rank or merged_pair[0].shape[1])
@@ -213,7 +213,7 @@ class _Mixer:
         orientation, _, window = next(iter(found))
         return orientation, window
 
-    def _pairs(self, name: str) -> list[Pair]:
+    def _pairs(self, name: str) -> list[FactorPair]:
         """Return (s·B, A) of every adapter as matrices; one component of zeros if an adapter has none."""
         found = {
             i: (file.low_rank(name).scale * b.flatten(1), a.flatten(1))
@@ -276,7 +276,7 @@ class _Mixer:
         )
 
 
-def _energy(pair: Pair) -> float:
+def _energy(pair: FactorPair) -> float:
     """Return ‖BA‖² without computing the product."""
     b, a = (side.double() for side in pair)
     return float(((b.T @ b) * (a @ a.T)).sum())

@@ -19,7 +19,7 @@ from merganser.checkpoints.kinds import ADAPTER_CONFIG
 from merganser.engine.adapter_origin import AdapterOrigin
 from merganser.engine.publishing import publish
 from merganser.errors import InputError
-from merganser.methods.adapters import Pair
+from merganser.methods.adapters import FactorPair
 from merganser.plain import plain
 
 WEIGHTS = "adapter_model.safetensors"
@@ -57,7 +57,7 @@ class AdapterReport:
 class StoredUpdate:
     """A low-rank update of a stored tensor, and the orientation of its factors in the file."""
 
-    pair: Pair
+    pair: FactorPair
     orientation: Orientation
     window: tuple[int, ...] = ()
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.tensor_names import natural_order
+from merganser.kernels.arrays import AnyArray
 from merganser.library.ranks import Changed, RankPolicy, allot
 from merganser.library.reporting import layer_of
 from merganser.library.storage import FACTOR_DTYPES, header_room
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from merganser.library.expert_file import ExpertFile
     from merganser.library.library import Library
 
-Array: TypeAlias = "npt.NDArray[Any]"
 
 #: Budgets at which the loss of a library is predicted.
 STEPS = 25
@@ -90,7 +88,7 @@ def predict_budgets(library: Library) -> list[dict[str, Any]]:
     return found
 
 
-def _squares(file: ExpertFile, tensor: str, kind: str) -> Array | None:
+def _squares(file: ExpertFile, tensor: str, kind: str) -> AnyArray | None:
     """Return the stored σ² of a task matrix, with zeros for components that are not stored."""
     if kind != "factors":
         return None

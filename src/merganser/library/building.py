@@ -24,7 +24,7 @@ from merganser.library.unfolding import as_matrix
 if TYPE_CHECKING:
     from torch import Tensor
 
-Step = Callable[[str, str], None]
+OnStep = Callable[[str, str], None]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Compressor:
     manifest: Manifest
     randomized: bool = False
     grams: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    on_step: Step = lambda action, name: None
+    on_step: OnStep = lambda action, name: None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -13,7 +13,7 @@ from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.errors import CheckpointError
 from merganser.kernels.spectra import Factors
 from merganser.lazy import torch
-from merganser.library.codes.coding import Head, Triple, decode, dense, read_head
+from merganser.library.codes.coding import BlobHead, Triple, decode, dense, read_head
 from merganser.library.codes.mixed_factors import MixedFactors
 from merganser.library.storage import normalized, orthonormal, product
 from merganser.library.unfolding import as_matrix
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 #: How a changed tensor is available: as factors of its change, whole, or as its decoded change.
-Kind = Literal["factors", "full", "coded"]
-_PARTS: Mapping[tuple[str, ...], Kind | None] = {
+StoredKind = Literal["factors", "full", "coded"]
+_PARTS: Mapping[tuple[str, ...], StoredKind | None] = {
     ("s", "u", "v"): "factors",
     ("full",): "full",
     ("code",): None,
@@ -51,8 +51,8 @@ class ExpertFile:
         self.path = path
         self.weights = SafetensorsFile(path)
         self.shared = shared
-        self.kinds: dict[str, Kind] = {}
-        self.heads: dict[str, Head] = {}
+        self.kinds: dict[str, StoredKind] = {}
+        self.heads: dict[str, BlobHead] = {}
         self._keys: dict[str, list[str]] = {}
         self._ranks: dict[str, int] = {}
         self._recent: Recent[Tensor | Triple] = Recent(_RECENT)
@@ -67,7 +67,7 @@ class ExpertFile:
             self.kinds[name] = _PARTS[parts] or self._open_code(name, keys[0])
         self.dropped = _read_dropped(self.weights.metadata.get("dropped", "{}"), path)
 
-    def _open_code(self, name: str, key: str) -> Kind:
+    def _open_code(self, name: str, key: str) -> StoredKind:
         spec, where = self.weights.spec(key), f"{self.path}: {key!r}"
         if len(spec.shape) != 1 or spec.element.name != "uint8":
             raise CheckpointError(f"{where}: damaged: it is not a code")

@@ -16,7 +16,7 @@ from merganser.confine import confine
 from merganser.errors import CheckpointError, InputError, by_name, did_you_mean
 from merganser.kernels.spectra import Factors
 from merganser.library.bases import open_base, place_of, weights_checksum
-from merganser.library.building import Compressor, Step
+from merganser.library.building import Compressor, OnStep
 from merganser.library.changes import check_fit
 from merganser.library.codes.catalogue import CHOICES
 from merganser.library.expert_file import ExpertFile
@@ -80,7 +80,7 @@ class Library(Shown):
         dtype: str | torch.dtype | None = None,
         copy_base: bool = False,
         randomized: bool = False,
-        on_step: Step = lambda action, name: None,
+        on_step: OnStep = lambda action, name: None,
     ) -> Library:
         """Compress experts into a directory. Call it again to continue a build that was interrupted.
 
@@ -164,7 +164,7 @@ class Library(Shown):
         codes: Sequence[str] | None = None,
         gram: Reference | None = None,
         randomized: bool = False,
-        on_step: Step = lambda action, name: None,
+        on_step: OnStep = lambda action, name: None,
     ) -> Library:
         """Add an expert, by default with the rule of the library, and return the new library.
 

@@ -17,7 +17,7 @@ from merganser.engine.lock import Lock
 from merganser.errors import CheckpointError, InputError, MerganserError
 from merganser.library.codes.catalogue import CHOICES, TensorChoice
 from merganser.library.ranks import KINDS, RankPolicy
-from merganser.library.schema import Section
+from merganser.library.schema import ManifestSection
 from merganser.library.storage import FACTOR_DTYPES, write_whole
 
 FILE = "library.json"
@@ -63,7 +63,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_whole(path, len(text), lambda write: write(0, memoryview(text)))
 
 
-def read_json(path: Path, what: str, form: str, versions: Collection[int]) -> Section:
+def read_json(path: Path, what: str, form: str, versions: Collection[int]) -> ManifestSection:
     """Return the content of a manifest of this format and one of these versions, without these two; `what` describes
     it in messages.
     """
@@ -80,7 +80,7 @@ def read_json(path: Path, what: str, form: str, versions: Collection[int]) -> Se
     version = content.pop("version", None)
     if type(version) is not int or version not in versions:
         raise CheckpointError(f"{path}: {what} written by another version of merganser")
-    return Section(content, str(path))
+    return ManifestSection(content, str(path))
 
 
 def expert_file(name: str) -> str:
@@ -100,7 +100,7 @@ class ExpertRecord:
     energy: float
 
     @classmethod
-    def read(cls, directory: Path, name: str, record: Section) -> ExpertRecord:
+    def read(cls, directory: Path, name: str, record: ManifestSection) -> ExpertRecord:
         """Read the record of the expert `name`, whose file must have the name derived from it."""
         found = cls(
             file=record.text("file"),
@@ -125,7 +125,7 @@ class StoredFile:
     sha256: str
 
     @classmethod
-    def read(cls, record: Section) -> StoredFile:
+    def read(cls, record: ManifestSection) -> StoredFile:
         found = cls(record.count("nbytes"), record.text("sha256"))
         record.done()
         return found
@@ -152,7 +152,7 @@ class ExpertPlan:
         return {"fingerprint": self.fingerprint, **layout}
 
     @classmethod
-    def read(cls, plan: Section) -> ExpertPlan:
+    def read(cls, plan: ManifestSection) -> ExpertPlan:
         fingerprint = plan.text("fingerprint")
         if plan.has("codes"):
             codes = plan.section("codes")
@@ -228,7 +228,7 @@ class Manifest:
         return found
 
 
-def named_sections(content: Section, key: str) -> Iterator[tuple[str, Section]]:
+def named_sections(content: ManifestSection, key: str) -> Iterator[tuple[str, ManifestSection]]:
     """Yield the sections below a field, each with the name of an expert."""
     records = content.section(key)
     for name in records.names():
@@ -239,7 +239,7 @@ def named_sections(content: Section, key: str) -> Iterator[tuple[str, Section]]:
         yield name, records.section(name)
 
 
-def _policy(policy: Section) -> RankPolicy:
+def _policy(policy: ManifestSection) -> RankPolicy:
     kind, value = policy.choice("kind", KINDS), policy.number("value")
     codes = policy.text("codes") if policy.has("codes") else ""
     if any(code not in CHOICES for code in codes.split()):

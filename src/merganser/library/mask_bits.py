@@ -14,9 +14,9 @@ from torch import Tensor
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.differences import Vector, in_blocks
-from merganser.library.codes.coding import flat
+from merganser.methods.matrices import matrix_shape
 
-Kind = Literal["tall", "emr"]
+MaskKind = Literal["tall", "emr"]
 #: Suffix of the name of a tensor that is kept whole.
 FULL = "::full"
 
@@ -27,7 +27,7 @@ class Packed(Checkpoint):
     """
 
     def __init__(
-        self, delta: Vector, shared: Vector, kind: Kind, threshold: float, expert: Checkpoint, own: Sequence[str]
+        self, delta: Vector, shared: Vector, kind: MaskKind, threshold: float, expert: Checkpoint, own: Sequence[str]
     ) -> None:
         self.label = f"{kind} masks of {expert.label}"
         self._delta, self._shared, self._kind, self._threshold = delta, shared, kind, threshold
@@ -39,7 +39,7 @@ class Packed(Checkpoint):
     def spec(self, name: str) -> TensorSpec:
         if name.endswith(FULL):
             return self._expert.spec(name.removesuffix(FULL))
-        height, width = flat(self._delta.spec(name).shape)
+        height, width = matrix_shape(self._delta.spec(name).shape)
         return TensorSpec((height, -(-width // 8)), torch.uint8)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
@@ -70,7 +70,7 @@ class Packed(Checkpoint):
 
 def unpack(bits: Checkpoint, name: str, shape: tuple[int, ...], rows: Rows | None) -> Tensor:
     """Return the mask of a tensor of this shape, or some of its rows."""
-    _, width = flat(shape)
+    _, width = matrix_shape(shape)
     packed = bits.read(name, rows if len(shape) > 1 else None)
     plain = np.unpackbits(packed.numpy(), axis=1, count=width, bitorder="little").astype(bool)
     mask = torch.from_numpy(plain)

@@ -41,8 +41,8 @@ from merganser.errors import CheckpointError, InputError, by_name, did_you_mean,
 from merganser.library.bases import main_dtype, open_base, place_of
 from merganser.library.changes import check_finite, is_comparable
 from merganser.library.manifest import check_name, named_sections, read_json, write_json
-from merganser.library.mask_bits import FULL, Kind, Packed, unpack
-from merganser.library.schema import Section
+from merganser.library.mask_bits import FULL, MaskKind, Packed, unpack
+from merganser.library.schema import ManifestSection
 from merganser.library.sizes import Size
 from merganser.recipes.saving import save
 
@@ -69,7 +69,7 @@ class MaskLibrary:
     def __init__(self, path: str | os.PathLike[str], base: Reference | None = None) -> None:
         self.path = Path(path)
         content = read_json(self.path / FILE, "a library of masks", FORMAT, (VERSION,))
-        self.kind = cast(Kind, content.choice("kind", get_args(Kind)))
+        self.kind = cast(MaskKind, content.choice("kind", get_args(MaskKind)))
         place = content.text("base") if content.has("base") else None
         fingerprint = content.text("fingerprint")
         self._scales = {name: _scale(record) for name, record in named_sections(content, "experts")}
@@ -84,7 +84,7 @@ class MaskLibrary:
         experts: Mapping[str, Reference],
         path: str | os.PathLike[str],
         *,
-        kind: Kind = "tall",
+        kind: MaskKind = "tall",
         threshold: float | Mapping[str, float] = 0.4,
         dtype: str | torch.dtype | None = None,
         on_step: Callable[[str, str], None] = lambda action, name: None,
@@ -109,7 +109,7 @@ class MaskLibrary:
             InputError: If names or thresholds are invalid, or an expert does not fit the base.
         """
         directory = Path(path)
-        one_of("kind of masks", kind, Kind)
+        one_of("kind of masks", kind, MaskKind)
         by_name("experts", experts)
         if not experts:
             raise InputError("a library of masks needs at least one expert")
@@ -269,7 +269,7 @@ def _rescaler(delta: Vector, shared: Vector) -> float:
     return math.fsum(own for own, _ in found) / total if total else 1.0
 
 
-def _scale(record: Section) -> float:
+def _scale(record: ManifestSection) -> float:
     scale = record.number("scale")
     record.done()
     return scale

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     from merganser.library.ranks import Changed
 
-Plan: TypeAlias = "dict[str, str]"
-Grams: TypeAlias = "Mapping[str, Tensor]"
+CodePlan: TypeAlias = "dict[str, str]"
 #: The shared part keeps all but this share of its energy: it has more bits than the residuals.
 _SHARED_ERROR = 0.05
 #: Upper bound of the size of an expert file, for the digits in its header.
@@ -50,7 +49,7 @@ class Mixer:
 
     base: Checkpoint
     codes: Sequence[str]
-    grams: Mapping[str, Grams] = field(default_factory=dict)
+    grams: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     shared: ExpertFile | None = None
     randomized: bool = False
 
@@ -61,7 +60,7 @@ class Mixer:
         budget: int,
         metadata: Callable[[str], Mapping[str, str]],
         on_step: Callable[[str, str], None],
-    ) -> tuple[dict[str, Plan], Plan]:
+    ) -> tuple[dict[str, CodePlan], CodePlan]:
         """Choose how to store every changed tensor of every expert, within a budget.
 
         Args:
@@ -104,7 +103,7 @@ class Mixer:
         places = [(name, tensor) for tensor, mode in chosen.items() for name in mode.curves]
         curves = [chosen[tensor].curves[name] for name, tensor in places]
         picked = choose(curves, purse - (spent + header_bytes({}) if spent else 0))
-        plans: dict[str, Plan] = {name: {} for name in experts}
+        plans: dict[str, CodePlan] = {name: {} for name in experts}
         for (name, tensor), option in zip(places, picked, strict=True):
             plans[name][tensor] = option.name
         return plans, {tensor: mode.shared.name for tensor, mode in chosen.items() if mode.shared.name}

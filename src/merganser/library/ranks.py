@@ -16,8 +16,8 @@ from merganser.library.storage import Slot, component_bytes
 from merganser.methods.matrices import matrix_shape, rank_kept
 from merganser.units import parse_size
 
-Kind = Literal["fraction", "energy", "budget"]
-KINDS: tuple[str, ...] = get_args(Kind)
+PolicyKind = Literal["fraction", "energy", "budget"]
+KINDS: tuple[str, ...] = get_args(PolicyKind)
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class RankPolicy:
     ranks, or to any of the `codes`.
     """
 
-    kind: Kind
+    kind: PolicyKind
     value: float
     codes: tuple[str, ...] = ()
 

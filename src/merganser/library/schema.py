@@ -14,7 +14,7 @@ LONGEST = 1 << 14
 GREATEST = 1 << 60
 
 
-class Section:
+class ManifestSection:
     """One object of a manifest. `where` names the file and the object in it, for messages."""
 
     def __init__(self, content: Any, where: str) -> None:
@@ -32,8 +32,8 @@ class Section:
         self._read.add(key)
         return self._content.get(key) is not None
 
-    def section(self, key: str) -> Section:
-        return Section(self._take(key), f"{self.where}: {_shown(key)[1:-1]}")
+    def section(self, key: str) -> ManifestSection:
+        return ManifestSection(self._take(key), f"{self.where}: {_shown(key)[1:-1]}")
 
     def text(self, key: str) -> str:
         value = self._take(key)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from merganser.kernels.spectra import Factors, top_svd
 from merganser.lazy import torch
-from merganser.methods.base import Group, Method, State
+from merganser.methods.base import Group, Method, Reduction
 from merganser.methods.matrices import FLOOR, MatrixRule, WeightedDeltas
 from merganser.methods.parameters import param
 from merganser.methods.registry import build, lookup, register
@@ -20,19 +20,19 @@ from merganser.methods.registry import build, lookup, register
 if TYPE_CHECKING:
     from torch import Tensor
 
-Pair: TypeAlias = "tuple[Tensor, Tensor]"
+FactorPair: TypeAlias = "tuple[Tensor, Tensor]"
 
-Space = Literal["knots", "core_space"]
+AdapterMethod = Literal["knots", "core_space"]
 T = TypeVar("T")
 _INNER = ("linear", "task_arithmetic", "ties", "tsv", "iso_c")
 
 
-def merge_pairs(pairs: Sequence[Pair], space: Space, rule: Method, seed: int = 0) -> Pair:
+def merge_pairs(pairs: Sequence[FactorPair], space: AdapterMethod, rule: Method, seed: int = 0) -> FactorPair:
     """Return the merged update of one weight, of rank at most Σ r_t. `seed` is for random rules."""
     return (knots if space == "knots" else core_space)(pairs, rule, seed)
 
 
-def knots(pairs: Sequence[Pair], rule: Method, seed: int = 0) -> Pair:
+def knots(pairs: Sequence[FactorPair], rule: Method, seed: int = 0) -> FactorPair:
     """Merge by [Δ₁ … Δ_T] = U Σ [V₁ᵀ … V_Tᵀ]: `rule` merges the parts Σ V_tᵀ, and U multiplies the result.
 
     The SVD is of the T·r rows that remain after a basis of [B₁ … B_T] is factored out.
@@ -43,7 +43,7 @@ def knots(pairs: Sequence[Pair], rule: Method, seed: int = 0) -> Pair:
     return basis @ rotation, apply_rule(rule, [rotation.T @ part for part in rows], seed=seed)
 
 
-def core_space(pairs: Sequence[Pair], rule: Method, seed: int = 0) -> Pair:
+def core_space(pairs: Sequence[FactorPair], rule: Method, seed: int = 0) -> FactorPair:
     """Merge the cores C_t of Δ_t = U_B C_t V_Aᵀ by `rule`, with bases U_B of [B₁ … B_T] and V_A of [A₁; …; A_T].
 
     The change of basis is lossless: the bases span every update.
@@ -54,14 +54,14 @@ def core_space(pairs: Sequence[Pair], rule: Method, seed: int = 0) -> Pair:
     return left @ apply_rule(rule, cores, seed=seed), right.T
 
 
-def truncate_pair(pair: Pair, rank: int) -> Pair:
+def truncate_pair(pair: FactorPair, rank: int) -> FactorPair:
     """Return the best pair of at most `rank`."""
     left, right = _basis([pair[0]]), _basis([pair[1].T])
     core = top_svd((left.T @ pair[0].double()) @ (pair[1].double() @ right), rank)
     return balanced(Factors(left @ core.u, core.s, right @ core.v))
 
 
-def balanced(factors: Factors) -> Pair:
+def balanced(factors: Factors) -> FactorPair:
     """Return (U √Σ, √Σ Vᵀ): two factors of equal norm, which suit half precision."""
     root = factors.s.sqrt()
     return factors.u * root, root[:, None] * factors.v.T
@@ -85,13 +85,13 @@ class LowRankSpace(MatrixRule):
         b, a = self.merge_pairs(pairs)
         return (b @ a).to(deltas.dtype)
 
-    def merge_pairs(self, pairs: Sequence[Pair]) -> Pair:
+    def merge_pairs(self, pairs: Sequence[FactorPair]) -> FactorPair:
         labels = [str(index) for index in range(len(pairs))]
         settings = {"density": self.density} if self.inner == "ties" else {}
         return merge_pairs(pairs, self.space, build(lookup(self.inner), settings, labels))
 
     @property
-    def space(self) -> Space:
+    def space(self) -> AdapterMethod:
         return "knots" if self.name == "knots" else "core_space"
 
 
@@ -160,7 +160,7 @@ class _OneBlock:
         return self.group.shape
 
     @property
-    def prepared(self) -> State:
+    def prepared(self) -> Reduction:
         return self.group.prepared
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from merganser.checkpoints.base import TensorSpec
 from merganser.kernels.spectra import top_svd
 from merganser.lazy import torch
-from merganser.methods.base import Group, State
+from merganser.methods.base import Group, Reduction
 from merganser.methods.matrices import matrix_shape
 from merganser.methods.norms import TaskVectorMethod
 from merganser.methods.parameters import param, per_model
@@ -40,7 +40,7 @@ class AdaRank(TaskVectorMethod):
     def statistic_shape(cls, kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (components(shape),)
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         chosen = group.statistics.get("components")
         merged = torch.zeros_like(group.anchor, dtype=torch.float64)
         for index, (delta, weight) in enumerate(zip(group.deltas(), self.weight, strict=True)):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from merganser.errors import RecipeError
 from merganser.lazy import torch
-from merganser.methods.base import Group, Method, State
+from merganser.methods.base import Group, Method, Reduction
 from merganser.methods.parameters import param, per_model
 from merganser.methods.registry import register
 
@@ -70,7 +70,7 @@ class Linear(Method):
         if self.normalize and self.weight and cancel(self.weight):
             raise RecipeError("linear.weight: the weights sum to zero; change one, or set normalize to false")
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         if not self.normalize:
             return weighted_sum(group.models, self.weight)
         return weighted_mean(group.models, self.weight, group.finite)
@@ -90,7 +90,7 @@ class WiseFT(Method):
     models = (1, 1)
     alpha: float = param(0.5, "0 is the base, 1 the fine-tuned model")
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         return between(group.anchor, group.models[0], self.alpha, group.finite)
 
 
@@ -106,7 +106,7 @@ class Ema(Method):
     summary = "exponential moving average over checkpoints of one run, oldest first"
     decay: float = param(0.9, "share of the average that remains at each checkpoint", low=0, high=1)
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         mean = group.models[0]
         for model in group.models[1:]:
             mean = between(mean, model, 1 - self.decay, group.finite)
@@ -123,6 +123,6 @@ class Passthrough(Method):
     models = (1, 1)
     scale: tuple[float | None, ...] = per_model(None, "factor; if absent the tensor is copied")
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         scale = self.scale[0]
         return group.models[0] if scale is None else group.models[0] * scale

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Reach = Literal["elementwise", "reduce_map", "whole"]
-State = Any
+Reduction = Any
 T = TypeVar("T")
 
 
@@ -37,7 +37,7 @@ class Group:
     offset: int = 0
     seed: int = 0
     statistics: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
-    prepared: State = None
+    prepared: Reduction = None
     #: Whether infinite entries and NaN have been excluded.
     finite: bool = True
     #: Factor of each task vector, for rules that need a common norm; None leaves them unchanged.
@@ -99,7 +99,7 @@ class Blocks(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
     @property
-    def prepared(self) -> State: ...
+    def prepared(self) -> Reduction: ...
 
     def __len__(self) -> int: ...
 
@@ -158,7 +158,7 @@ class Method(ABC):
         """Return the shape of a statistic of that kind for a tensor of this shape."""
         return shape
 
-    def reduce(self, blocks: Blocks) -> State:
+    def reduce(self, blocks: Blocks) -> Reduction:
         """Return the state that `merge` needs about the whole tensor (reduce_map only)."""
         return None
 
@@ -167,10 +167,10 @@ class Method(ABC):
         return self
 
     @abstractmethod
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         """Return the output for this block (or whole tensor) in the dtype of the inputs; may be an input itself."""
 
-    def prepare(self, tensors: Iterable[tuple[Mapping[str, Any], Blocks]]) -> State:
+    def prepare(self, tensors: Iterable[tuple[Mapping[str, Any], Blocks]]) -> Reduction:
         """Compute global quantities from every tensor first; a JSON value kept with the plan."""
         return None
 
@@ -203,12 +203,12 @@ class Thinning(Method):
         """
 
     @abstractmethod
-    def thin(self, group: Group, state: State = None) -> list[Tensor]:
+    def thin(self, group: Group, state: Reduction = None) -> list[Tensor]:
         """Return the thinned task vectors of this block."""
 
     @abstractmethod
     def combine(self, group: Group, deltas: list[Tensor]) -> Tensor:
         """Return the output for this block from its base and the thinned task vectors, which may be overwritten."""
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         return self.combine(group, self.thin(group, state))

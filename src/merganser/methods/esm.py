@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from merganser.checkpoints.base import TensorSpec
 from merganser.kernels.polar import TOLERANCE
 from merganser.lazy import torch
-from merganser.methods.base import Blocks, Group, State
+from merganser.methods.base import Blocks, Group, Reduction
 from merganser.methods.informed import gram_shape
 from merganser.methods.isotropic import flatten_spectrum
 from merganser.methods.matrices import FLOOR, MatrixRule, WeightedDeltas, matrix_shape, rank_kept
@@ -52,7 +52,7 @@ class ESM(MatrixRule):
     def needs_preparation(self) -> bool:
         return self.power > 0
 
-    def prepare(self, tensors: Iterable[tuple[Mapping[str, Any], Blocks]]) -> State:
+    def prepare(self, tensors: Iterable[tuple[Mapping[str, Any], Blocks]]) -> Reduction:
         """Return the scale of every matrix among those of the same kind."""
         norms: dict[str, dict[str, float]] = {}
         for _, blocks in tensors:
@@ -63,7 +63,7 @@ class ESM(MatrixRule):
             name: ratio for kind in norms.values() for name, ratio in zip(kind, self._polar(kind.values()), strict=True)
         }
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         if not group.statistics.get("gram") or not self.applies(group.name, group.shape or tuple(group.anchor.shape)):
             return super().merge(group)
         layer = (group.prepared or {}).get(group.name, 1.0)

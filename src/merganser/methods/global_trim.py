@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from merganser.kernels.selection import Cutoff, largest
-from merganser.methods.base import Blocks, Group, State
+from merganser.methods.base import Blocks, Group, Reduction
 from merganser.methods.sparsify import band, magnitudes
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class Chain:
         return [result for tensor in self.tensors for result in tensor.map(function, stride=stride)]
 
 
-def global_cutoffs(tensors: Iterable[tuple[Mapping[str, Any], Blocks]], density: Sequence[float]) -> State:
+def global_cutoffs(tensors: Iterable[tuple[Mapping[str, Any], Blocks]], density: Sequence[float]) -> Reduction:
     """Return a cutoff per model over all tensors together, and the offset of each tensor among all entries.
 
     Every model keeps ⌊density · n⌋ of all n entries; if tensors have different densities, each counts for its share.
@@ -50,7 +50,7 @@ def global_cutoffs(tensors: Iterable[tuple[Mapping[str, Any], Blocks]], density:
     }
 
 
-def local_cutoffs(prepared: State, name: str) -> list[list[Cutoff]]:
+def local_cutoffs(prepared: Reduction, name: str) -> list[list[Cutoff]]:
     """Return the cutoffs in the indices of one tensor, as `Band` needs them."""
     start = prepared["starts"].get(name, 0)
     return [[Cutoff(math.inf, 0), Cutoff(value, index - start)] for value, index in prepared["cutoffs"]]

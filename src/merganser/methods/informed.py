@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from merganser.checkpoints.base import TensorSpec
 from merganser.lazy import torch
 from merganser.methods.averages import weighted_mean
-from merganser.methods.base import Group, Method, State
+from merganser.methods.base import Group, Method, Reduction
 from merganser.methods.parameters import param, per_model
 from merganser.methods.registry import register
 
@@ -30,7 +30,7 @@ class Fisher(Method):
     statistics = ("fisher",)
     weight: tuple[float, ...] = per_model(1.0, "factor of each model's information", low=0)
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         weights = self.weight if sum(self.weight) > 0 else [1.0] * len(group.models)
         mean = weighted_mean(group.models, weights, group.finite)
         information = group.statistics.get("fisher")
@@ -61,7 +61,7 @@ class RegMean(Method):
     weight: tuple[float, ...] = per_model(1.0, "factor of each model's Gram matrix", low=0)
     alpha: float = param(0.9, "factor of the off-diagonal entries of the Gram matrices", low=0, high=1)
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         weights = self.weight if sum(self.weight) > 0 else [1.0] * len(group.models)
         mean = weighted_mean(group.models, weights, group.finite)
         grams = group.statistics.get("gram")

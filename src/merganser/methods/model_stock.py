@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
+from merganser.kernels.arrays import Reals
 from merganser.kernels.spheres import sums
 from merganser.lazy import np, torch
 from merganser.methods.averages import weighted_mean
-from merganser.methods.base import Blocks, Group, Method, State
+from merganser.methods.base import Blocks, Group, Method, Reduction
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
 from merganser.methods.spherical import gram
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
-
-_Array: TypeAlias = "npt.NDArray[np.float64]"
 
 
 @register
@@ -40,7 +38,7 @@ class ModelStock(Method):
     models = (2, math.inf)
     filter_wise: bool = param(False, "one ratio per vector along the last axis instead of per tensor")
 
-    def reduce(self, blocks: Blocks) -> State:
+    def reduce(self, blocks: Blocks) -> Reduction:
         if self.filter_wise and len(blocks.shape) > 1:
             return None
         matrix = gram(blocks)
@@ -49,7 +47,7 @@ class ModelStock(Method):
         cosine = sum(0.0 if scale == 0 else dot / scale for dot, scale in products) / len(products)
         return float(_ratio(np.asarray(cosine), len(norms)))
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         mean = weighted_mean(group.models, [1.0] * len(group.models))
         if state is not None:
             return torch.lerp(group.anchor, mean, state)
@@ -64,7 +62,7 @@ class ModelStock(Method):
         return torch.lerp(group.anchor, mean, torch.from_numpy(ratio).to(mean))
 
 
-def _ratio(cosine: _Array, count: int) -> _Array:
+def _ratio(cosine: Reals, count: int) -> Reals:
     """Return t of the mean cosine; 0 (the base) if task vectors cancel and t has its pole."""
     cosine = np.clip(cosine, -1, 1)
     below = 1 + (count - 1) * cosine

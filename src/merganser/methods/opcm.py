@@ -11,7 +11,7 @@ from merganser.checkpoints.base import TensorSpec
 from merganser.errors import RecipeError
 from merganser.kernels.spectra import top_svd
 from merganser.lazy import torch
-from merganser.methods.base import Blocks, Group, State
+from merganser.methods.base import Blocks, Group, Reduction
 from merganser.methods.matrices import MatrixRule, WeightedDeltas, matrix_shape
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
@@ -48,7 +48,7 @@ class OPCM(MatrixRule):
     def needs_preparation(self) -> bool:
         return self.scope == "global"
 
-    def prepare(self, tensors: Iterable[tuple[Mapping[str, Any], Blocks]]) -> State:
+    def prepare(self, tensors: Iterable[tuple[Mapping[str, Any], Blocks]]) -> Reduction:
         """Return the squared norms of S and of each model's task vector, over all tensors."""
         sums: list[float] = []
         for _, blocks in tensors:
@@ -59,7 +59,7 @@ class OPCM(MatrixRule):
                 sums = [a + b for a, b in zip(sums or [0.0] * len(own), own, strict=True)]
         return sums
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         total = self._accumulate(group)
         squares = group.prepared if self.scope == "global" else self._squares(group, total)
         factor = self.scale / self.next_gain(squares) if squares and squares[0] > 0 else 0.0

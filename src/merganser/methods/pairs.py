@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from merganser.kernels.divergence import Array, divergences
+from merganser.kernels.arrays import AnyArray
+from merganser.kernels.divergence import divergences
 from merganser.kernels.selection import largest
 from merganser.kernels.spheres import scale_rows_
 from merganser.lazy import np, torch
-from merganser.methods.base import Blocks, Group, Method, State
+from merganser.methods.base import Blocks, Group, Method, Reduction
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
 
@@ -32,7 +33,7 @@ class NearSwap(Method):
     models = (1, 1)
     t: float = param(help="largest change of a weight", low=0)
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         (delta,) = group.deltas()
         return delta.clamp_(-self.t, self.t).add_(group.anchor)
 
@@ -52,7 +53,7 @@ class ArceeFusion(Method):
     base = "required"
     models = (1, 1)
 
-    def reduce(self, blocks: Blocks) -> State:
+    def reduce(self, blocks: Blocks) -> Reduction:
         """Return the threshold, and the divergence of every vector."""
         numel = math.prod(blocks.shape)
         if numel == 0:
@@ -64,14 +65,14 @@ class ArceeFusion(Method):
         first, median, third = (kind(cutoff.value) for cutoff in cutoffs)
         return float(median + kind(1.5) * (third - first)), divergence
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         bound, divergence = state
         (delta,) = group.deltas()
         if divergence is None:
             return group.anchor
         return delta.mul_(_importance(group, divergence) >= bound).add_(group.anchor)
 
-    def _divergences(self, blocks: Blocks) -> Array:
+    def _divergences(self, blocks: Blocks) -> AnyArray:
         length = _length(blocks.shape)
         if len(blocks.shape) > 1 or len(blocks) == 1:
             return np.concatenate(blocks.map(lambda group: divergences(group.models[0], group.anchor, length)))
@@ -80,7 +81,7 @@ class ArceeFusion(Method):
         return divergences(model, base, length)
 
 
-def _importance(group: Group, divergence: Array) -> Tensor:
+def _importance(group: Group, divergence: AnyArray) -> Tensor:
     (delta,) = group.deltas()
     return scale_rows_(delta.abs_(), divergence, group.offset, _length(group.shape))
 

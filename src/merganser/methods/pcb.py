@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from merganser.kernels.selection import largest
 from merganser.kernels.spheres import total
 from merganser.lazy import torch
-from merganser.methods.base import Blocks, Group, State
+from merganser.methods.base import Blocks, Group, Reduction
 from merganser.methods.norms import TaskVectorMethod
 from merganser.methods.parameters import param, per_model
 from merganser.methods.registry import register
@@ -54,7 +54,7 @@ class PCB(TaskVectorMethod):
     density: tuple[float, ...] = per_model(0.2, "share of the entries whose scores count", low=0, high=1)
     scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
 
-    def reduce(self, blocks: Blocks) -> State:
+    def reduce(self, blocks: Blocks) -> Reduction:
         """Return the normalisation of every product, and the cutoffs of the scores."""
         numel, tasks = math.prod(blocks.shape), len(self.density)
         if not numel:
@@ -79,7 +79,7 @@ class PCB(TaskVectorMethod):
         cutoffs = largest(blocks, lambda group: _scores(group.deltas(), products), counts, numel)
         return products, [cutoff for (cutoff,) in cutoffs]
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         if state is None:
             return group.anchor
         products, cutoffs = state

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from merganser.kernels.spheres import nonzero
 from merganser.lazy import torch
-from merganser.methods.base import Blocks, Group, State
+from merganser.methods.base import Blocks, Group, Reduction
 from merganser.methods.norms import TaskVectorMethod
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
@@ -31,7 +31,7 @@ class Ram(TaskVectorMethod):
     epsilon: float = param(1e-5, "changes up to this size do not count", low=0)
     scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         changes, counts = self.changes(group)
         unique = unique_(counts.clone())
         merged = torch.zeros_like(counts)
@@ -73,7 +73,7 @@ class RamPlus(Ram):
     r: float = param(0.1, "strength of the amplification", low=0)
     alpha: float = param(0.2, "bound of the ratio of shared to unique entries", low=0)
 
-    def reduce(self, blocks: Blocks) -> State:
+    def reduce(self, blocks: Blocks) -> Reduction:
         """Return the gain of each model."""
 
         def count(group: Group) -> list[int]:

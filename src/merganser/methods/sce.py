@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from merganser.kernels.selection import Cutoff, largest_share
 from merganser.kernels.spheres import total
 from merganser.lazy import torch
-from merganser.methods.base import Blocks, Group, State
+from merganser.methods.base import Blocks, Group, Reduction
 from merganser.methods.consensus import elected_mean_
 from merganser.methods.norms import TaskVectorMethod
 from merganser.methods.parameters import param
@@ -37,7 +37,7 @@ class Sce(TaskVectorMethod):
     select_topk: float = param(1.0, "share of the entries kept, those of largest variance", low=0, high=1)
     scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
 
-    def reduce(self, blocks: Blocks) -> State:
+    def reduce(self, blocks: Blocks) -> Reduction:
         """Return the cutoff of variance, if any, and the weights of the models."""
         cutoff = self._cutoff(blocks) if self.select_topk < 1 else None
         squares = blocks.map(lambda group: [total(delta * delta) for delta in self._selected(group, cutoff)])
@@ -45,7 +45,7 @@ class Sce(TaskVectorMethod):
         whole = math.fsum(sums)
         return cutoff, [s / whole for s in sums] if whole > 0 else [1 / len(sums)] * len(sums)
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         cutoff, weights = state
         deltas = self._selected(group, cutoff)
         signs = deltas[0].clone()

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args
 
 from merganser.methods.averages import weighted_mean
-from merganser.methods.base import Group, Method, State
+from merganser.methods.base import Group, Method, Reduction
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
 
@@ -61,5 +61,5 @@ class WarmupStableMerge(Method):
         rates = [1.0, *decay(self.schedule, used - 1), 0.0]
         return [0.0] * (models - used) + [before - after for before, after in pairwise(rates)]
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         return weighted_mean(group.models, self.shares(len(group.models)), group.finite)

@@ -9,27 +9,25 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
+from merganser.kernels.arrays import AnyArray
 from merganser.kernels.drops import drop_, drop_by_rank
 from merganser.kernels.selection import Cutoff, largest
 from merganser.kernels.spheres import total
 from merganser.lazy import np, torch
-from merganser.methods.base import Blocks, Group, State, threshold
+from merganser.methods.base import Blocks, Group, Reduction, threshold
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
-
-_Array: TypeAlias = "npt.NDArray[Any]"
 
 
 class Sparsifier(Protocol):
-    def survey(self, blocks: Blocks) -> State:
+    def survey(self, blocks: Blocks) -> Reduction:
         """Return the state that `thin_` needs about the whole tensor."""
         ...
 
-    def thin_(self, delta: Tensor, group: Group, model: int, state: State) -> Tensor:
+    def thin_(self, delta: Tensor, group: Group, model: int, state: Reduction) -> Tensor:
         """Return the surviving entries of a model's task vector, rescaled in place."""
         ...
 
@@ -46,15 +44,15 @@ class Band:
     gamma: tuple[float, ...]
     rescale: bool = False
 
-    def survey(self, blocks: Blocks) -> State:
+    def survey(self, blocks: Blocks) -> Reduction:
         numel = math.prod(blocks.shape)
         counts = [list(band(numel, d, g)) for d, g in zip(self.density, self.gamma, strict=True)]
         return self.with_cutoffs(blocks, largest(blocks, magnitudes, counts, numel))
 
-    def with_cutoffs(self, blocks: Blocks, cutoffs: list[list[Cutoff]]) -> State:
+    def with_cutoffs(self, blocks: Blocks, cutoffs: list[list[Cutoff]]) -> Reduction:
         return cutoffs, self._norms(blocks, cutoffs) if self.rescale else None
 
-    def thin_(self, delta: Tensor, group: Group, model: int, state: State) -> Tensor:
+    def thin_(self, delta: Tensor, group: Group, model: int, state: Reduction) -> Tensor:
         cutoffs, factors = state
         delta = _thin_(delta, cutoffs[model], group.offset)
         return delta if factors is None else delta.mul_(factors[model])
@@ -99,10 +97,10 @@ class RandomDrop:
     density: tuple[float, ...]
     rescale: bool = True
 
-    def survey(self, blocks: Blocks) -> State:
+    def survey(self, blocks: Blocks) -> Reduction:
         return None
 
-    def thin_(self, delta: Tensor, group: Group, model: int, state: State) -> Tensor:
+    def thin_(self, delta: Tensor, group: Group, model: int, state: Reduction) -> Tensor:
         density = self.density[model]
         if density >= 1:
             return delta
@@ -127,7 +125,7 @@ class RankedDrop:
     epsilon: tuple[float, ...]
     rescale: bool = True
 
-    def survey(self, blocks: Blocks) -> State:
+    def survey(self, blocks: Blocks) -> Reduction:
         """Return the thinned vector as a whole if the tensor is one whose single row spans several blocks."""
         if len(blocks.shape) > 1 or len(blocks) == 1:
             return None
@@ -136,7 +134,7 @@ class RankedDrop:
         rows = [[torch.cat([part[t][side].view(1, -1) for part in parts], dim=1) for side in (0, 1)] for t in models]
         return [self.drop(delta, bits, t, delta.shape[1]).view(-1) for t, (delta, bits) in enumerate(rows)]
 
-    def thin_(self, delta: Tensor, group: Group, model: int, state: State) -> Tensor:
+    def thin_(self, delta: Tensor, group: Group, model: int, state: Reduction) -> Tensor:
         if 0 in group.shape:
             return delta
         if state is not None:
@@ -153,7 +151,7 @@ class RankedDrop:
 
 
 @lru_cache(maxsize=8)
-def _by_rank(n: int, density: float, window: float, rescale: bool, itemsize: int) -> tuple[_Array, _Array]:
+def _by_rank(n: int, density: float, window: float, rescale: bool, itemsize: int) -> tuple[AnyArray, AnyArray]:
     """Return for each rank the bound of the random bits for its probability, and the factor of survivors, a float of
     `itemsize` bytes.
     """

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from merganser.errors import RecipeError
 from merganser.kernels import spheres
+from merganser.kernels.arrays import Reals
 from merganser.lazy import torch
 from merganser.methods.averages import cancel, weighted_sum
-from merganser.methods.base import Blocks, Group, Method, State
+from merganser.methods.base import Blocks, Group, Method, Reduction
 from merganser.methods.parameters import param, per_model
 from merganser.methods.registry import register
 
@@ -27,7 +28,7 @@ def back_to_weights(group: Group, combined: Tensor) -> Tensor:
     return combined if group.base is None else combined.add_(group.base)
 
 
-def gram(blocks: Blocks) -> spheres.Array:
+def gram(blocks: Blocks) -> Reals:
     return spheres.combine(blocks.map(lambda group: spheres.gram(vectors(group))))
 
 
@@ -55,11 +56,11 @@ class Slerp(Method):
                 f"got {models} model(s) and {'a' if base else 'no'} base"
             )
 
-    def reduce(self, blocks: Blocks) -> State:
+    def reduce(self, blocks: Blocks) -> Reduction:
         matrix = spheres.combine(blocks.map(lambda group: spheres.gram(_ends(group))))
         return spheres.slerp(matrix, self.t).tolist()
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         return weighted_sum(_ends(group), state)
 
 
@@ -92,7 +93,7 @@ class NuSlerp(Method):
         total = sum(self.weight)
         return 0.5 if abs(total) < 1e-6 else self.weight[1] / total
 
-    def reduce(self, blocks: Blocks) -> State:
+    def reduce(self, blocks: Blocks) -> Reduction:
         """Return two coefficients; or two per column; or nothing, if each block contains whole vectors."""
         if self.flatten or len(blocks.shape) < 2:
             return spheres.slerp(gram(blocks), self.t, parallel=1 - 1e-16).tolist()
@@ -105,7 +106,7 @@ class NuSlerp(Method):
             sums[:, start : start + part.shape[1]] += part
         return _coefficients(sums, self.t)
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         a, b = vectors(group)
         if isinstance(state, list):
             return back_to_weights(group, weighted_sum((a, b), state))
@@ -157,14 +158,14 @@ class MultiSlerp(Method):
         if self.normalize and self.weight and cancel(self.weight):
             raise RecipeError("multislerp.weight: the weights sum to zero; change one, or set normalize to false")
 
-    def reduce(self, blocks: Blocks) -> State:
+    def reduce(self, blocks: Blocks) -> Reduction:
         total = sum(self.weight) if self.normalize else 1.0
         weights = [w / total for w in self.weight]
         if len(weights) == 1:
             return [abs(weights[0])]  # a negative weight flips both the length and the direction
         return spheres.barycentre(gram(blocks), weights, self.epsilon).tolist()
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         return back_to_weights(group, weighted_sum(vectors(group), state))
 
 
@@ -188,11 +189,11 @@ class Karcher(Method):
         if self.weight and sum(self.weight) == 0:
             raise RecipeError("karcher.weight: the weights sum to zero; change one")
 
-    def reduce(self, blocks: Blocks) -> State:
+    def reduce(self, blocks: Blocks) -> Reduction:
         if len(self.weight) == 1:
             return [1.0]
         matrix = spheres.combine(blocks.map(lambda group: spheres.gram(group.models)))
         return spheres.karcher(matrix, self.weight, self.iterations, self.tolerance).tolist()
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         return weighted_sum(group.models, state)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from merganser.lazy import torch
-from merganser.methods.base import Group, State
+from merganser.methods.base import Group, Reduction
 from merganser.methods.norms import TaskVectorMethod
 from merganser.methods.parameters import param, per_model
 from merganser.methods.registry import register
@@ -31,7 +31,7 @@ class ConsensusTA(TaskVectorMethod):
     agree: int = param(2, "tasks that must use an entry", low=0, aliases=("k",))
     scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
 
-    def merge(self, group: Group, state: State = None) -> Tensor:
+    def merge(self, group: Group, state: Reduction = None) -> Tensor:
         deltas = [delta.mul_(weight) for delta, weight in zip(group.deltas(), self.weight, strict=True)]
         merged = deltas[0].clone()
         for delta in deltas[1:]:

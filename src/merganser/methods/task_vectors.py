@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from merganser.lazy import torch
-from merganser.methods.base import Blocks, Group, State, Thinning
+from merganser.methods.base import Blocks, Group, Reduction, Thinning
 from merganser.methods.consensus import elected_mean_, elected_sum_, weighted_sum_
 from merganser.methods.global_trim import global_cutoffs, local_cutoffs
 from merganser.methods.norms import TaskVectorMethod
@@ -38,7 +38,7 @@ class TaskVectors(TaskVectorMethod, Thinning):
     def sparsifier(self) -> Sparsifier | None:
         return None
 
-    def reduce(self, blocks: Blocks) -> State:
+    def reduce(self, blocks: Blocks) -> Reduction:
         return self.sparsifier.survey(blocks) if self.sparsifier else None
 
     def reduced_by(self) -> Hashable:
@@ -47,7 +47,7 @@ class TaskVectors(TaskVectorMethod, Thinning):
     def thinned_by(self) -> Hashable:
         return (self.sparsifier,) if self.sparsifier else None
 
-    def thin(self, group: Group, state: State = None) -> list[Tensor]:
+    def thin(self, group: Group, state: Reduction = None) -> list[Tensor]:
         deltas, sparsifier = group.deltas(), self.sparsifier
         return [sparsifier.thin_(delta, group, t, state) for t, delta in enumerate(deltas)] if sparsifier else deltas
 
@@ -111,10 +111,10 @@ class Trimmed(TaskVectors):
     def needs_preparation(self) -> bool:
         return self.scope == "global"
 
-    def prepare(self, tensors: Iterable[tuple[Mapping[str, Any], Blocks]]) -> State:
+    def prepare(self, tensors: Iterable[tuple[Mapping[str, Any], Blocks]]) -> Reduction:
         return global_cutoffs(tensors, self.density)
 
-    def reduce(self, blocks: Blocks) -> State:
+    def reduce(self, blocks: Blocks) -> Reduction:
         if self.scope == "tensor":
             return self.sparsifier.survey(blocks)
         return self.sparsifier.with_cutoffs(blocks, local_cutoffs(blocks.prepared, blocks.name))

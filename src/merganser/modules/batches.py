@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from merganser.errors import InputError, first_line
 
-Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
+InputsLike: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 """The arguments of a module: `module(x)` for a tensor, `module(*xs)` for a tuple or list, `module(**xs)` for a mapping.
 If no targets are needed, (inputs, targets) of a data loader are accepted too: see `without_targets`."""
-Batch: TypeAlias = tuple[Inputs, Tensor]
+Batch: TypeAlias = tuple[InputsLike, Tensor]
 """Inputs and targets, where both are needed."""
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
 
 
-def arguments(inputs: Inputs) -> Arguments:
+def arguments(inputs: InputsLike) -> Arguments:
     """Return the arguments of inputs."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
@@ -113,7 +113,7 @@ def _described(value: object) -> str:
     return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
 
 
-def fitting(module: nn.Module, batch: Inputs | Batch) -> Arguments:
+def fitting(module: nn.Module, batch: InputsLike | Batch) -> Arguments:
     """Return the arguments of a batch, if the module accepts them."""
     args, kwargs = arguments(without_targets(module, batch))
     check_arguments(module, args, kwargs)
@@ -149,14 +149,14 @@ def explained(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
         ) from error
 
 
-def forward(module: nn.Module, batch: Inputs | Batch) -> Any:
+def forward(module: nn.Module, batch: InputsLike | Batch) -> Any:
     """Return the module's output."""
     args, kwargs = fitting(module, batch)
     with explained(module, args, kwargs):
         return module(*args, **kwargs)
 
 
-def first_tensor(inputs: Inputs) -> Tensor:
+def first_tensor(inputs: InputsLike) -> Tensor:
     """Return the first tensor among the inputs; its leading axis is the batch."""
     args, kwargs = arguments(inputs)
     for candidate in (*args, *kwargs.values()):

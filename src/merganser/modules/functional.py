@@ -14,9 +14,11 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from merganser.errors import InputError, did_you_mean
-from merganser.modules.batches import Batch, Inputs, fitting, forward
+from merganser.modules.batches import Batch, InputsLike, fitting, forward
 
 Weights: TypeAlias = Mapping[str, Tensor]
+WeightsScore: TypeAlias = Callable[[Weights], float]
+"""From weights to a number, higher is better: an accuracy, or the negative of a loss."""
 Head: TypeAlias = Callable[[Tensor], Tensor]
 """From a module's output to the logits of a task."""
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -50,7 +52,7 @@ def plain_attention() -> AbstractContextManager[None]:
     return context
 
 
-def call(module: nn.Module, weights: Weights, inputs: Inputs | Batch) -> Tensor:
+def call(module: nn.Module, weights: Weights, inputs: InputsLike | Batch) -> Tensor:
     """Return f(inputs; weights), or its `.logits`; tensors that `weights` does not name come from `module`."""
     args, kwargs = fitting(module, inputs)
     return tensor_output(functional_call(module, untied(module, weights), args, kwargs))
@@ -68,7 +70,7 @@ def untied(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
     return plain | {aliases[n]: v for n, v in weights.items() if n in aliases and aliases[n] not in plain}
 
 
-def run(module: nn.Module, inputs: Inputs | Batch) -> Tensor:
+def run(module: nn.Module, inputs: InputsLike | Batch) -> Tensor:
     """Return the output of `module` on `inputs` with its own weights, as one tensor."""
     return tensor_output(forward(module, inputs))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError
-from merganser.modules.batches import Inputs, forward, several
+from merganser.modules.batches import InputsLike, forward, several
 from merganser.modules.convolutions import CONVOLUTIONS
 
 Hook = Callable[[Tensor], Tensor | None]
@@ -96,7 +96,7 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def run(model: nn.Module, batches: Iterable[Inputs]) -> None:
+def run(model: nn.Module, batches: Iterable[InputsLike]) -> None:
     """Run forward passes for the effects of hooks."""
     several(batches, "batches")
     seen = False

@@ -10,7 +10,7 @@ from merganser.recipes.prefixes import WRAPPERS, find_prefix
 from merganser.recipes.sources import SourceTable
 
 
-class Names:
+class NameDifferences:
     """Summarises missing and surplus names of each model in a few lines: a depth, a prefix, a pattern over layers."""
 
     def __init__(

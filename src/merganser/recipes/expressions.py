@@ -24,7 +24,7 @@ BASE = "base"
 _LONGEST = 10_000
 #: The constant part of a sum, under a key that no model can have.
 _NUMBER = ""
-Sum = dict[str, float]
+WeightedSum = dict[str, float]
 
 
 def speaks(data: Mapping[str, Any]) -> bool:
@@ -51,7 +51,7 @@ def expand(data: Mapping[str, Any], source: str) -> tuple[dict[str, Any], tuple[
     return document | kept, tuple(notes)
 
 
-def coefficients(expression: Any, models: Mapping[str, Any]) -> Sum:
+def coefficients(expression: Any, models: Mapping[str, Any]) -> WeightedSum:
     """Return the factor of every model in the expression."""
     for name in models:
         if not isinstance(name, str) or not name.isidentifier():
@@ -62,7 +62,7 @@ def coefficients(expression: Any, models: Mapping[str, Any]) -> Sum:
         raise RecipeError(f"expression: longer than {_LONGEST} characters")
     try:
         tree = ast.parse(" ".join(expression.split()), mode="eval")
-        found: Sum = _Fold(models).visit(tree.body)
+        found: WeightedSum = _Fold(models).visit(tree.body)
     except SyntaxError as error:
         raise RecipeError(f"expression: not valid arithmetic at column {error.offset}: {error.msg}") from None
     except ValueError as error:
@@ -76,7 +76,7 @@ def coefficients(expression: Any, models: Mapping[str, Any]) -> Sum:
     return found
 
 
-def _document(weights: Sum, models: Mapping[str, Any]) -> dict[str, Any]:
+def _document(weights: WeightedSum, models: Mapping[str, Any]) -> dict[str, Any]:
     entries = [_entry(models[name], weight) for name, weight in weights.items() if name != BASE and weight != 0]
     if BASE not in models:
         if not entries:
@@ -107,25 +107,25 @@ class _Fold(ast.NodeVisitor):
     def __init__(self, models: Mapping[str, Any]) -> None:
         self._models = models
 
-    def visit_Name(self, node: ast.Name) -> Sum:
+    def visit_Name(self, node: ast.Name) -> WeightedSum:
         if node.id not in self._models:
             raise RecipeError(f"expression: unknown model {node.id!r}{did_you_mean(node.id, self._models)}")
         return {node.id: 1.0}
 
-    def visit_Constant(self, node: ast.Constant) -> Sum:
+    def visit_Constant(self, node: ast.Constant) -> WeightedSum:
         if isinstance(node.value, bool) or not isinstance(node.value, (int, float)):
             raise RecipeError(f"expression: {node.value!r} is neither a model nor a number")
         return {_NUMBER: _finite(node.value)}
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> Sum:
-        inner: Sum = self.visit(node.operand)
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> WeightedSum:
+        inner: WeightedSum = self.visit(node.operand)
         if isinstance(node.op, ast.UAdd):
             return inner
         if isinstance(node.op, ast.USub):
             return {name: -value for name, value in inner.items()}
         return self.generic_visit(node)
 
-    def visit_BinOp(self, node: ast.BinOp) -> Sum:
+    def visit_BinOp(self, node: ast.BinOp) -> WeightedSum:
         if not isinstance(node.op, (ast.Add, ast.Sub, ast.Mult, ast.Div)):
             return self.generic_visit(node)
         left, right = self.visit(node.left), self.visit(node.right)
@@ -146,7 +146,7 @@ class _Fold(ast.NodeVisitor):
             raise RecipeError(f"expression: division by zero: {ast.unparse(node)}")
         return {name: _finite(value / right[_NUMBER]) for name, value in left.items()}
 
-    def generic_visit(self, node: ast.AST) -> Sum:
+    def generic_visit(self, node: ast.AST) -> WeightedSum:
         raise RecipeError(
             f"expression: only names, numbers, + - * / and parentheses are allowed, not {ast.unparse(node)!r}"
         )

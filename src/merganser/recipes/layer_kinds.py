@@ -18,9 +18,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from merganser.recipes.stacking import Origin
+from merganser.recipes.stacking import LayerOrigin
 
-Section = Mapping[str, Any]
 _EACH = re.compile(r"layer|block|pattern|_types?(_list)?$|heads|multipliers|window$|^intermediate_size$")
 _NUMBERS = re.compile(r"layers$|idx|indices|indexes")
 #: Keys with a flag per layer, although the values could be layer numbers.
@@ -41,16 +40,16 @@ class Kinds:
     `sections` are the same section of every model's config (the template's first), `depths` their numbers of layers.
     """
 
-    def __init__(self, sections: Sequence[Section], depths: Sequence[int], keys: Sequence[str]) -> None:
+    def __init__(self, sections: Sequence[Mapping[str, Any]], depths: Sequence[int], keys: Sequence[str]) -> None:
         self._sections = sections
         self._depths = depths
         self._keys = [key for key in keys if self._rule(key) is not None]
 
-    def of(self, origin: Origin) -> tuple[Any, ...]:
+    def of(self, origin: LayerOrigin) -> tuple[Any, ...]:
         """Return everything the configs say about one layer."""
         return tuple(self._value(key, origin) for key in self._keys)
 
-    def edits(self, order: Sequence[Origin]) -> tuple[dict[str, Any], list[str]]:
+    def edits(self, order: Sequence[LayerOrigin]) -> tuple[dict[str, Any], list[str]]:
         """Return the settings that describe the stacked layers, and the keys that cannot describe them."""
         found: dict[str, Any] = {}
         impossible = []
@@ -113,7 +112,7 @@ class Kinds:
             return True
         return bool(re.search("attn|attention|window|global", key)) and "layer_types" in self._sections[0]
 
-    def _value(self, key: str, origin: Origin) -> Any:
+    def _value(self, key: str, origin: LayerOrigin) -> Any:
         model, layer = origin
         section, rule = self._sections[model], self._rule(key)
         value = section.get(key, self._sections[0][key])

@@ -9,7 +9,7 @@ from merganser.errors import CheckpointError
 from merganser.recipes.layer_kinds import Kinds
 from merganser.recipes.stacking import Restacked
 
-Names = frozenset[str]
+TensorNames = frozenset[str]
 #: A layer of layers.
 _STAGE = re.compile(r"^\d+\.|(^|\.)(layers?|blocks?)\.\d+\.")
 
@@ -87,9 +87,11 @@ def check_shapes(
             )
 
 
-def _expected(each: Restacked, kinds: Kinds, before: Sequence[Names], made: Sequence[Names]) -> list[Names]:
+def _expected(
+    each: Restacked, kinds: Kinds, before: Sequence[TensorNames], made: Sequence[TensorNames]
+) -> list[TensorNames]:
     """Return the tensors that each layer of the output must have."""
-    by_kind: dict[str, set[Names]] = {}
+    by_kind: dict[str, set[TensorNames]] = {}
     for i, names in enumerate(before):
         by_kind.setdefault(repr(kinds.of((0, i))), set()).add(names)
     if any(len(found) > 1 for found in by_kind.values()):
@@ -102,7 +104,7 @@ def _expected(each: Restacked, kinds: Kinds, before: Sequence[Names], made: Sequ
     return found
 
 
-def _extended(before: Sequence[Names], place: int) -> Names:
+def _extended(before: Sequence[TensorNames], place: int) -> TensorNames:
     """Return entry `place` of a sequence, continued periodically with the shortest beginning and period."""
     if place < len(before):
         return before[place]

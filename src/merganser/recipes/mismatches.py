@@ -10,7 +10,7 @@ from merganser.checkpoints.quantised import is_scale
 from merganser.checkpoints.ties import own_head
 from merganser.engine.plan import Source
 from merganser.errors import CheckpointError
-from merganser.recipes.explanations import Names, reasons, unequal_shapes
+from merganser.recipes.explanations import NameDifferences, reasons, unequal_shapes
 from merganser.recipes.schema import Recipe
 from merganser.recipes.settings import matches
 from merganser.recipes.sources import SourceTable
@@ -144,7 +144,7 @@ class Mismatches:
             label = self.table.models[model].label
             self.notes.append(f"{len(names)} integer tensor(s) are copied from {label} alone, such as {names[0]!r}")
         found = [*self._found, *self._codes()]
-        told = Names(self.table, self._missing, self._surplus, self.recipe.places.rename("output.exclude"))
+        told = NameDifferences(self.table, self._missing, self._surplus, self.recipe.places.rename("output.exclude"))
         models = sorted({*self._missing, *self._surplus})
         # Codes have other names and shapes than weights; report only that they are codes.
         models = [model for model in models if not {0, model} & self._quantised.keys()]

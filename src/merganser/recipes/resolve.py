@@ -18,7 +18,7 @@ _DEPTH = "depth"
 
 
 #: What the parameters of tensors depend on: nothing (all tensors share them), the depth, or also the name.
-Reach = Literal["nothing", "depth", "name"]
+Dependence = Literal["nothing", "depth", "name"]
 
 
 def override_for(recipe: Recipe, name: str) -> Override | None:
@@ -103,7 +103,7 @@ class Resolver:
         return {key: labels for key, labels in found.items() if labels}
 
     @cached_property
-    def reach(self) -> Reach:
+    def reach(self) -> Dependence:
         chains = [*self.shared.values(), *(chain for each in self.own.values() for chain in each)]
         kinds = {type(setting) for chain in chains for setting in chain}
         if Choice in kinds:

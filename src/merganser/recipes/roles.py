@@ -11,8 +11,6 @@ from merganser.methods.registry import lookup, parameters
 from merganser.recipes.resolve import Resolver, Scope
 from merganser.recipes.schema import Entry, Override, Slice
 
-Same = Callable[[Entry, Entry], bool]
-
 
 @dataclass(frozen=True)
 class Roles:
@@ -25,7 +23,7 @@ class Roles:
     notes: tuple[str, ...] = ()
 
 
-def assign(scope: Scope, same: Same) -> Roles:
+def assign(scope: Scope, same: Callable[[Entry, Entry], bool]) -> Roles:
     """Assign roles as mergekit does: a base among the models has no task vector, and a method without a base
     averages it with the other models, if it can.
     """
@@ -74,7 +72,7 @@ def assign(scope: Scope, same: Same) -> Roles:
     return Roles(method, entries, base, resolver, tuple(notes))
 
 
-def _repeats(entry: Entry, earlier: Sequence[Entry], same: Same) -> bool:
+def _repeats(entry: Entry, earlier: Sequence[Entry], same: Callable[[Entry, Entry], bool]) -> bool:
     """Return whether an entry is an earlier one again: the same model, with the same layers."""
     return any(same(entry, other) and entry.layers == other.layers for other in earlier)
 

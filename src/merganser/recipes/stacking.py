@@ -19,7 +19,7 @@ _MODULE_WORDS = {
 }
 
 #: A layer of the output: its model, and its number there.
-Origin = tuple[int, int]
+LayerOrigin = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Restacked:
     """
 
     stack: Stack
-    order: tuple[Origin, ...]
+    order: tuple[LayerOrigin, ...]
     depths: tuple[int, ...]
     tensors: tuple[tuple[str, ...], ...] = ()
     before: tuple[tuple[str, ...], ...] = ()
@@ -142,7 +142,7 @@ class Stacking:
         outside = [name for name in names if name not in places or places[name].stack != stack]
         before = {name for name in outside if name in places or is_input(name)}
         yield from (TensorJob(n, self.depth_outside(n), part, part.slices[0]) for n in outside if n in before)
-        order: list[Origin] = []
+        order: list[LayerOrigin] = []
         tensors: list[tuple[str, ...]] = []
         for each in part.slices:
             first = each.models[0]

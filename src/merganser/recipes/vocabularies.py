@@ -20,7 +20,7 @@ from merganser.checkpoints.base import views
 from merganser.checkpoints.row_runs import RowRun, join_rows
 from merganser.checkpoints.token_bytes import match_tokens
 from merganser.checkpoints.tokenizer import Tokens, added_token
-from merganser.checkpoints.vocabulary import Fit, VocabularyMap
+from merganser.checkpoints.vocabulary import RowFit, VocabularyMap
 from merganser.errors import CheckpointError, RecipeError
 from merganser.recipes.absent_tokens import FITTED, absent_rows, check_absent, check_shared, describe_shared, match_rows
 from merganser.recipes.mismatches import tied_source
@@ -112,7 +112,7 @@ def _source(options: TokenizerOptions, table: SourceTable, where: str) -> int:
     return table.add_donor(options.source, f"{where}.source")
 
 
-def _fit(known: Vocabularies, model: int) -> Fit | None:
+def _fit(known: Vocabularies, model: int) -> RowFit | None:
     """Return how absent rows are fitted, if at all: embeddings in the source's embedding, heads in its head."""
     options, table, source = known.options, known.table, known.source
     if options.absent not in FITTED:
@@ -126,7 +126,7 @@ def _fit(known: Vocabularies, model: int) -> Fit | None:
         for name in _names(table, model)
         if len(table.checkpoints[model].spec(name).shape) == 2
     }
-    return Fit(str(options.absent), source, options.terms if options.absent == "omp" else 1, tensors)
+    return RowFit(str(options.absent), source, options.terms if options.absent == "omp" else 1, tensors)
 
 
 def find_resized_rows(table: SourceTable) -> tuple[int, int] | None:

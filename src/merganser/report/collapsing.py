@@ -10,7 +10,7 @@ from merganser.report.tables import Table
 
 Rest = TypeVar("Rest", bound=Hashable)
 #: A name split into words and sets of numbers, alternating: "layers.3.w" is ("layers.", (3,), ".w").
-Parts = tuple[str | tuple[int, ...], ...]
+NameParts = tuple[str | tuple[int, ...], ...]
 
 
 def collapse(rows: Iterable[tuple[str, Rest]]) -> list[tuple[str, Rest]]:
@@ -36,14 +36,14 @@ def collapse_table(table: Table) -> Table:
     return Table(table.columns, [(name, *rest) for name, rest in rows], caption)
 
 
-def _cut(name: str) -> Parts:
+def _cut(name: str) -> NameParts:
     # A number with leading zeros counts as a word, so that its digits are printed unchanged.
     pieces = re.split(r"(?<![^.])(0|[1-9]\d*)(?![^.])", name)
     return tuple((int(piece),) if index % 2 else piece for index, piece in enumerate(pieces))
 
 
-def _join(rows: Sequence[tuple[Parts, Rest]], position: int) -> list[tuple[Parts, Rest]]:
-    joined: dict[tuple[Parts, Rest], tuple[int, ...]] = {}
+def _join(rows: Sequence[tuple[NameParts, Rest]], position: int) -> list[tuple[NameParts, Rest]]:
+    joined: dict[tuple[NameParts, Rest], tuple[int, ...]] = {}
     for parts, rest in rows:
         here = parts[position : position + 1]
         key = (*parts[:position], *((),) * len(here), *parts[position + 1 :]), rest

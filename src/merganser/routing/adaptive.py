@@ -21,11 +21,11 @@ from merganser.modules.moments import evaluating
 from merganser.routing.caching import CompositionCache
 from merganser.routing.choices import Routing, choose
 from merganser.routing.composition import Composition, applied
-from merganser.routing.heads import Head, Heads, Score
+from merganser.routing.heads import HeadLike, Heads, HeadScore
 from merganser.routing.layers import distinct_experts, leading_layers
 from merganser.routing.models import Features, LibraryModel
 from merganser.routing.predictions import Prediction
-from merganser.routing.routers import DEFAULT, Normalize, ProjectionRouter, Router, Source, checked
+from merganser.routing.routers import DEFAULT, Normalize, ProjectionRouter, Router, RoutingSource, checked
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Settings:
     top: int = 3
     per_batch: bool = False
     probes: int | None = None
-    score: Score = "logit"
+    score: HeadScore = "logit"
 
 
 class AdaptiveModel(LibraryModel):
@@ -95,17 +95,17 @@ class AdaptiveModel(LibraryModel):
         self,
         module: nn.Module,
         library: Library,
-        heads: Mapping[str, Head] | None = None,
+        heads: Mapping[str, HeadLike] | None = None,
         *,
         layer: str | Sequence[str] | None = None,
         router: Router | None = None,
-        source: Source | None = None,
+        source: RoutingSource | None = None,
         normalize: Normalize | None = None,
         threshold: float = 0.2,
         top: int = 3,
         per_batch: bool = False,
         probes: int | None = None,
-        score: Score = "logit",
+        score: HeadScore = "logit",
         redundancy: float | None = 0.3,
         pooling: Pooling = "mean",
         features: Features | None = None,
@@ -113,9 +113,9 @@ class AdaptiveModel(LibraryModel):
         cache_bytes: int | None = None,
         load_base: bool = False,
     ) -> None:
-        first_pass: Source = "fixed" if source is None else source
+        first_pass: RoutingSource = "fixed" if source is None else source
         weighing: Normalize = DEFAULT if normalize is None else normalize
-        one_of("source", first_pass, Source)
+        one_of("source", first_pass, RoutingSource)
         one_of("normalize", weighing, Normalize)
         one_of("pooling", pooling, Pooling)
         for name, given in (("layer", layer), ("source", source), ("normalize", normalize)):
@@ -151,7 +151,7 @@ class AdaptiveModel(LibraryModel):
         """Return the same model (module, settings, cache) with another router."""
         return self._with(router=self._fitting(router))
 
-    def with_heads(self, heads: Mapping[str, Head]) -> AdaptiveModel:
+    def with_heads(self, heads: Mapping[str, HeadLike]) -> AdaptiveModel:
         """Return the same model with other heads."""
         return self._with(heads=Heads(heads, self.library.experts))
 
@@ -245,7 +245,7 @@ class AdaptiveModel(LibraryModel):
 
     @torch.no_grad()
     def answer(
-        self, batch: Any, passed: Prediction, task: str | None = None, *, score: Score | None = None
+        self, batch: Any, passed: Prediction, task: str | None = None, *, score: HeadScore | None = None
     ) -> Prediction:
         """Answer a batch again from a finished pass, with this model's heads and another `score`."""
         heads = self.asked(task)
@@ -334,7 +334,7 @@ def _checked(settings: Settings) -> Settings:
         raise InputError(f"probes {settings.probes}: at least one sample must be looked at")
     if settings.probes is not None and not settings.per_batch:
         raise InputError("probes need per_batch=True")
-    one_of("score", settings.score, Score)
+    one_of("score", settings.score, HeadScore)
     return settings
 
 

@@ -19,7 +19,7 @@ from merganser.modules.inputs import Inputs, concatenate
 #: What one sample gets back.
 Answer = dict[str, Any]
 #: From a batch to one answer per sample.
-Work = Callable[[Inputs], Sequence[Answer]]
+AnswerBatch = Callable[[Inputs], Sequence[Answer]]
 
 
 class Busy(MerganserError):
@@ -79,7 +79,7 @@ class Batcher:
     answers depend on the whole batch, every job is computed alone.
     """
 
-    def __init__(self, works: dict[str, Work], limits: Limits, together: bool = True) -> None:
+    def __init__(self, works: dict[str, AnswerBatch], limits: Limits, together: bool = True) -> None:
         self.limits = limits
         self.together = together
         self.batches = 0

@@ -15,7 +15,6 @@ from merganser.modules.activations import linear_layers, unpacked
 from merganser.routing.layer_updates import add_updates
 
 #: From a layer's name and its input to gates: one row per input row, or one per sample.
-Gate = Callable[[str, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,9 @@ def bias_updates(library: Library, name: str, like: Tensor) -> Tensor | None:
 
 
 @contextmanager
-def gated(module: nn.Module, experts: Mapping[str, ExpertStack], gate: Gate) -> Iterator[set[str]]:
+def gated(
+    module: nn.Module, experts: Mapping[str, ExpertStack], gate: Callable[[str, Tensor], Tensor]
+) -> Iterator[set[str]]:
     """Add the experts to the module's layers inside the block; yields the layers whose weight was read without a
     call.
     """

@@ -14,10 +14,10 @@ from merganser.routing.choices import Routing
 from merganser.routing.predictions import Prediction
 
 #: From features (samples × width) to logits (samples × classes); a linear head may be given as its `weight` and `bias`.
-Head = Callable[[Tensor], Tensor] | Mapping[str, Tensor]
+HeadLike = Callable[[Tensor], Tensor] | Mapping[str, Tensor]
 #: How pairs of different heads are compared: raw logits (thesis), log-probabilities within each head, or these plus the
 #: router's log-weight of the task.
-Score = Literal["logit", "probability", "posterior"]
+HeadScore = Literal["logit", "probability", "posterior"]
 
 
 class Heads(nn.Module):
@@ -26,7 +26,7 @@ class Heads(nn.Module):
     Heads that are modules, or given by tensors, are submodules under the name of the first of their tasks.
     """
 
-    def __init__(self, heads: Mapping[str, Head], tasks: Sequence[str]) -> None:
+    def __init__(self, heads: Mapping[str, HeadLike], tasks: Sequence[str]) -> None:
         if unknown := [task for task in heads if task not in tasks]:
             raise InputError(f"there is a head for {unknown[0]!r}, but no such expert{did_you_mean(unknown[0], tasks)}")
         if missing := [task for task in tasks if task not in heads]:
@@ -60,7 +60,7 @@ class Heads(nn.Module):
         self,
         features: Tensor,
         routing: Routing,
-        score: Score = "logit",
+        score: HeadScore = "logit",
         *,
         task: str | None = None,
         together: bool = False,
@@ -74,7 +74,7 @@ class Heads(nn.Module):
             task: Answer with the head of this task, regardless of what was merged.
             together: All samples are of one task: i* = arg max over i of the sum over samples of max_c z_i[c].
         """
-        one_of("score", score, Score)
+        one_of("score", score, HeadScore)
         self.check(task)
         sets, weights = routing.sets, routing.weights
         if task is not None:
@@ -110,7 +110,7 @@ class Heads(nn.Module):
     def _users(self, owner: str) -> frozenset[str]:
         return frozenset(task for task in self.tasks if self._shared[task] == owner)
 
-    def _scores(self, logits: Tensor, owner: str, weights: Tensor, score: Score) -> Tensor:
+    def _scores(self, logits: Tensor, owner: str, weights: Tensor, score: HeadScore) -> Tensor:
         if score == "logit":
             return logits
         scores = logits.log_softmax(dim=1)
@@ -124,7 +124,7 @@ class Heads(nn.Module):
         return max(candidates, key=lambda task: weights[self.tasks.index(task)])
 
 
-def as_head(head: Head) -> Callable[[Tensor], Tensor]:
+def as_head(head: HeadLike) -> Callable[[Tensor], Tensor]:
     if not isinstance(head, Mapping):
         return head
     weight = head.get("weight")

@@ -13,7 +13,7 @@ from merganser.errors import InputError
 from merganser.library.library import Library
 from merganser.modules.inputs import Inputs
 from merganser.routing.composition import Composer
-from merganser.routing.heads import Head, Heads, default_features
+from merganser.routing.heads import HeadLike, Heads, default_features
 from merganser.routing.predictions import Prediction
 
 #: From the module's output and its inputs to what the heads read, samples × width.
@@ -41,7 +41,7 @@ class LibraryModel(nn.Module, ABC):
         self,
         module: nn.Module,
         library: Library,
-        heads: Mapping[str, Head] | None,
+        heads: Mapping[str, HeadLike] | None,
         features: Features | None,
         merge: Mapping[str, Any],
         load_base: bool = False,

@@ -17,7 +17,7 @@ from merganser.methods.matrices import matrix_shape
 from merganser.modules.activations import Layer, input_width
 
 #: The model of the first pass: the base, or the fixed merge of the experts.
-Source = Literal["base", "fixed"]
+RoutingSource = Literal["base", "fixed"]
 #: softmax of the raw scores (thesis), or of their z-scores over the tasks (see `normalized`).
 Normalize = Literal["softmax", "zscore"]
 #: Residuals of several layers are fractions of one, and their softmax is nearly flat: no weight would reach a
@@ -38,7 +38,7 @@ class Router(Protocol):
     def layers(self) -> tuple[str, ...]: ...
 
     @property
-    def source(self) -> Source: ...
+    def source(self) -> RoutingSource: ...
 
     def weights(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the probability of each task for every sample, shape (samples, tasks)."""
@@ -85,11 +85,11 @@ class ProjectionRouter:
 
     tasks: tuple[str, ...]
     subspaces: Mapping[str, tuple[Tensor, ...]]
-    source: Source = "fixed"
+    source: RoutingSource = "fixed"
     normalize: Normalize = DEFAULT
 
     def __post_init__(self) -> None:
-        one_of("source", self.source, Source)
+        one_of("source", self.source, RoutingSource)
         one_of("normalize", self.normalize, Normalize)
 
     @classmethod
@@ -97,7 +97,7 @@ class ProjectionRouter:
         cls,
         library: Library,
         layers: str | Sequence[str],
-        source: Source = "fixed",
+        source: RoutingSource = "fixed",
         normalize: Normalize = DEFAULT,
     ) -> ProjectionRouter:
         """Build the router for some layers from the singular vectors that a library stores."""
@@ -173,16 +173,16 @@ class NearestNeighbour:
     tasks: tuple[str, ...]
     layer: str
     support: tuple[Tensor, ...]
-    source: Source = "fixed"
+    source: RoutingSource = "fixed"
     normalize: Normalize = DEFAULT
 
     def __post_init__(self) -> None:
-        one_of("source", self.source, Source)
+        one_of("source", self.source, RoutingSource)
         one_of("normalize", self.normalize, Normalize)
 
     @classmethod
     def fit(
-        cls, layer: str, support: Mapping[str, Tensor], source: Source = "fixed", normalize: Normalize = DEFAULT
+        cls, layer: str, support: Mapping[str, Tensor], source: RoutingSource = "fixed", normalize: Normalize = DEFAULT
     ) -> NearestNeighbour:
         """Build the router from some inputs of the layer for every task, each of shape (samples, width)."""
         _check_support(support)
@@ -216,9 +216,9 @@ class MlpRouter(nn.Module):
         >>> router = mg.routing.MlpRouter.fit("2", support, hidden=8, steps=5)
     """
 
-    def __init__(self, tasks: tuple[str, ...], layer: str, network: nn.Module, source: Source = "fixed") -> None:
+    def __init__(self, tasks: tuple[str, ...], layer: str, network: nn.Module, source: RoutingSource = "fixed") -> None:
         super().__init__()
-        one_of("source", source, Source)
+        one_of("source", source, RoutingSource)
         self.tasks, self.layer, self.source = tasks, layer, source
         self.network = network
 
@@ -227,7 +227,7 @@ class MlpRouter(nn.Module):
         cls,
         layer: str,
         support: Mapping[str, Tensor],
-        source: Source = "fixed",
+        source: RoutingSource = "fixed",
         *,
         hidden: int = 1024,
         dropout: float = 0.5,
@@ -293,7 +293,7 @@ def checked(router: Router, library: Library, layers: Mapping[str, Layer]) -> Ro
         raise InputError(
             f"the router reads {away[0]!r}, which is not a linear layer or convolution of the module{known}"
         )
-    one_of("source", router.source, Source)
+    one_of("source", router.source, RoutingSource)
     read = {layer: input_width(layers[layer]) for layer in router.layers}
     try:
         found = list(router.weights({layer: torch.zeros(1, width) for layer, width in read.items()}).shape)

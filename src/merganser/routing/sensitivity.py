@@ -13,7 +13,7 @@ from merganser.errors import InputError, one_of
 from merganser.modules.inputs import Inputs
 from merganser.routing.adaptive import AdaptiveModel
 from merganser.routing.choices import Routing, task_accuracy
-from merganser.routing.heads import Score
+from merganser.routing.heads import HeadScore
 from merganser.routing.layers import accepted, task_cosines
 from merganser.routing.predictions import Prediction
 from merganser.routing.samples import Labelled, batches_by_task, labelled_by_task
@@ -38,7 +38,7 @@ class ThresholdScore:
 
     threshold: float
     top: int
-    score: Score
+    score: HeadScore
     accuracy: float
     set_size: float
 
@@ -48,7 +48,7 @@ def sweep_choice(
     data: Mapping[str, Labelled],
     thresholds: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.5),
     tops: Sequence[int] = (1, 2, 3, 5),
-    scores: Sequence[Score] = (),
+    scores: Sequence[HeadScore] = (),
     correct: Correct = same_pair,
 ) -> list[ThresholdScore]:
     """Measure the accuracy for every pair of η and K.
@@ -78,7 +78,7 @@ def sweep_choice(
         raise InputError("counting answers needs a model with heads")
     ways = tuple(scores) or (model.settings.score,)
     for way in ways:
-        one_of("score", way, Score)
+        one_of("score", way, HeadScore)
     settings = [model.with_settings(threshold=threshold, top=top) for threshold in thresholds for top in tops]
     samples = labelled_by_task(data, model.library.experts)
     weights = {task: [model.weigh(x) for x, _ in parts] for task, parts in samples.items()}
@@ -101,7 +101,7 @@ def _accuracies(
     model: AdaptiveModel,
     data: Mapping[str, Sequence[tuple[Inputs, Tensor]]],
     routings: Mapping[str, Sequence[Routing]],
-    ways: Sequence[Score],
+    ways: Sequence[HeadScore],
     correct: Correct,
 ) -> tuple[float, ...]:
     """Return the mean accuracy over tasks for every way to compare heads."""

@@ -18,7 +18,7 @@ from merganser.modules.inputs import Inputs
 from merganser.plain import plain
 from merganser.routing import documentation
 from merganser.routing.adaptive import AdaptiveModel
-from merganser.routing.batching import Answer, Batcher, Busy, Closed, Limits, Work
+from merganser.routing.batching import Answer, AnswerBatch, Batcher, Busy, Closed, Limits
 from merganser.routing.choices import Routing
 from merganser.routing.predictions import Prediction
 from merganser.routing.requests import Encode, Refused, parse
@@ -81,7 +81,7 @@ class _Server:
         # One thread, since the user's function may not be thread-safe, and outside the event loop.
         self._parsing = ThreadPoolExecutor(1, thread_name_prefix="merganser-parse")
         self.metrics = _Metrics()
-        works: dict[str, Work] = {"predict": _predicting(model, labels), "route": _routing(model)}
+        works: dict[str, AnswerBatch] = {"predict": _predicting(model, labels), "route": _routing(model)}
         # A model that routes per batch would give requests of different clients one set and one head.
         self.batcher = Batcher(works, limits, together=not model.settings.per_batch)
 

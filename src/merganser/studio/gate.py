@@ -7,10 +7,10 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-Scope = MutableMapping[str, Any]
+RequestScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+App = Callable[[RequestScope, Receive, Send], Awaitable[None]]
 
 _LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 _POLICY = (
@@ -40,7 +40,7 @@ class Gate:
         self._app = app
         self._token = token.encode()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: RequestScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
@@ -56,7 +56,7 @@ class Gate:
 
         await self._app(scope, receive, guarded)
 
-    def _refuse(self, scope: Scope) -> tuple[int, str] | None:
+    def _refuse(self, scope: RequestScope) -> tuple[int, str] | None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
         if host.rpartition(":")[0] not in _LOOPBACK and host not in _LOOPBACK:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from merganser.errors import InputError
 from merganser.strict_json import parse_json, read_json
 
-Status = Literal["starting", "running", "done", "failed", "cancelled", "interrupted"]
+JobStatus = Literal["starting", "running", "done", "failed", "cancelled", "interrupted"]
 #: Seconds until a job whose process never started counts as interrupted.
 PATIENCE = 30.0
 _TAIL = 1 << 16
@@ -123,7 +123,7 @@ class Jobs:
             "error": error if status == "failed" else None,
         }
 
-    def _status(self, directory: Path, record: dict[str, Any], ended: dict[str, Any]) -> Status:
+    def _status(self, directory: Path, record: dict[str, Any], ended: dict[str, Any]) -> JobStatus:
         if ended:
             if ended["code"] == 0:
                 return "done"

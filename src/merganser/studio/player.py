@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from merganser.engine.live import LiveModule
     from merganser.engine.merge import Merge
 
-Event = dict[str, Any]
+PlayedEvent = dict[str, Any]
 #: Share of the free memory that a float32 model may take; a larger model keeps its own dtype.
 _ROOM = 0.5
 #: The share of the free memory in which thinned task vectors are kept.
@@ -100,7 +100,7 @@ class Player:
         texts: Sequence[str] = (),
         compare: bool = False,
         questions: Questions | None = None,
-    ) -> Iterator[Event]:
+    ) -> Iterator[PlayedEvent]:
         """Merge one recipe after the other and let each generate text.
 
         Args:
@@ -148,7 +148,7 @@ class Player:
                 raise Superseded
             return work()
 
-    def _load(self, document: Mapping[str, Any]) -> Event:
+    def _load(self, document: Mapping[str, Any]) -> PlayedEvent:
         from merganser.recipes.planning import prepare
 
         began, worked = time.perf_counter(), time.process_time()
@@ -201,7 +201,7 @@ class Player:
         live = LiveModule(module, room=int(_KEPT * free_memory()[0]))
         return _Live(live, load_tokenizer(directory), kind, config, directory, dict(opened))
 
-    def _speak(self, turn: int, prompt: Prompt) -> Iterator[Event]:
+    def _speak(self, turn: int, prompt: Prompt) -> Iterator[PlayedEvent]:
         assert self._now is not None
         if self._now.kind != "causal-lm":
             yield self._in_turn(turn, lambda: self._classify(prompt.text))
@@ -214,7 +214,7 @@ class Player:
             if piece:
                 yield {"event": "token", "text": piece}
 
-    def _score(self, turn: int, questions: Questions) -> Iterator[Event]:
+    def _score(self, turn: int, questions: Questions) -> Iterator[PlayedEvent]:
         """Answers to a few questions at a time, so that a later request does not wait for all of them."""
         assert self._now is not None
         module, directory = self._now.live.module, self._now.directory
@@ -228,7 +228,7 @@ class Player:
             answers += self._in_turn(turn, lambda part=part: quiz.ask(module, part))
             yield {"event": "score", **quiz.describe(answers)}
 
-    def _classify(self, text: str) -> Event:
+    def _classify(self, text: str) -> PlayedEvent:
         import torch
 
         assert self._now is not None

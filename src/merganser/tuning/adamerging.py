@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from merganser.engine.task_vector import TaskVector
 from merganser.errors import InputError, one_of
-from merganser.modules.batches import Inputs
+from merganser.modules.batches import InputsLike
 from merganser.modules.functional import Head, Weights, check_state, check_weights, evaluation_copy
 from merganser.plain import Result
 from merganser.tuning.entropy import minimise_entropy
-from merganser.tuning.held_out import Data, Heads, Models, label, match_data, match_heads, require_module
+from merganser.tuning.held_out import Data, Models, TaskHeads, label, match_data, match_heads, require_module
 from merganser.tuning.parts import tsv_parts
 
 PARTS: Mapping[str, Callable[[Mapping[str, Weights]], Mapping[str, Weights]]] = {
@@ -58,7 +58,7 @@ def adamerge(
     data: Data,
     *,
     parts: str = "differences",
-    heads: Heads | None = None,
+    heads: TaskHeads | None = None,
     wise: Wise = "tensor",
     init: float = 0.3,
     learning_rate: float = 1e-3,
@@ -116,7 +116,7 @@ def learn_coefficients(
     module: nn.Module,
     base: Weights,
     task_vectors: Mapping[str, Weights],
-    inputs: Mapping[str, Sequence[Inputs]],
+    inputs: Mapping[str, Sequence[InputsLike]],
     *,
     wise: Wise = "tensor",
     init: float = 0.3,

@@ -17,13 +17,12 @@ from merganser.checkpoints import open as open_checkpoint
 from merganser.checkpoints.hashing import content_hash
 from merganser.engine.geometry import cosines
 from merganser.errors import InputError
-from merganser.modules.functional import Weights
+from merganser.modules.functional import Weights, WeightsScore
 from merganser.plain import Result
 from merganser.strict_json import read_json
 
-Step: TypeAlias = Callable[[Weights, int], Weights]
+TrainTask: TypeAlias = Callable[[Weights, int], Weights]
 """`step(weights, epochs)`: fine-tune from `weights` on one task for that many epochs, return the new weights."""
-Score: TypeAlias = Callable[[Weights], float]
 
 
 @dataclass(frozen=True)
@@ -49,13 +48,13 @@ class ATM:
 
 def atm(
     base: Weights,
-    steps: Mapping[str, Step],
+    steps: Mapping[str, TrainTask],
     *,
     budget: int,
     epochs_per_round: int = 1,
     alpha: float = 1.0,
     average: bool = True,
-    score: Score | None = None,
+    score: WeightsScore | None = None,
     path: str | os.PathLike[str] | None = None,
 ) -> ATM:
     """Iterate θ⁽ᵏ⁺¹⁾ = θ⁽ᵏ⁾ + (α/T) Σ_t τ_t⁽ᵏ⁾ (with `average=False` α Σ_t τ_t⁽ᵏ⁾), τ_t⁽ᵏ⁾ tuned from θ⁽ᵏ⁾.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError
-from merganser.modules.batches import Inputs
+from merganser.modules.batches import InputsLike
 from merganser.modules.functional import Head, Weights, call
 
 
@@ -27,7 +27,7 @@ def minimise_entropy(
     module: nn.Module,
     merged: Callable[[], Weights],
     learned: Sequence[Tensor],
-    inputs: Mapping[str, Sequence[Inputs]],
+    inputs: Mapping[str, Sequence[InputsLike]],
     *,
     heads: Mapping[str, Head] | None = None,
     learning_rate: float = 1e-3,
@@ -52,7 +52,7 @@ def minimise_entropy(
 
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
 
-    def entropy(weights: Weights, task: str, batch: Inputs) -> Tensor:
+    def entropy(weights: Weights, task: str, batch: InputsLike) -> Tensor:
         weights = {name: value.detach() if name in buffers else value for name, value in weights.items()}
         logits = call(module, weights, batch)
         return prediction_entropy(heads[task](logits) if heads else logits)

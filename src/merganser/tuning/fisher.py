@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from merganser.errors import InputError, one_of
 from merganser.modules.batches import (
     Batch,
-    Inputs,
+    InputsLike,
     arguments,
     explained,
     first_tensor,
@@ -26,12 +26,12 @@ from merganser.tuning.statistics import Statistics
 
 Labels: TypeAlias = Literal["expected", "sampled", "given"]
 Strategy: TypeAlias = Literal["auto", "vmap", "loop"]
-_Gradients: TypeAlias = Callable[[dict[str, Tensor], Inputs, Tensor], dict[str, Tensor]]
+_Gradients: TypeAlias = Callable[[dict[str, Tensor], InputsLike, Tensor], dict[str, Tensor]]
 
 
 def diagonal_fisher(
     module: nn.Module,
-    batches: Iterable[Inputs] | Iterable[Batch],
+    batches: Iterable[InputsLike] | Iterable[Batch],
     *,
     weights: Weights | None = None,
     labels: Labels = "expected",
@@ -100,14 +100,16 @@ class _Squares:
         self.fall_back = strategy == "auto"
         self.chunk = chunk
 
-        def log_likelihood(weights: dict[str, Tensor], inputs: Inputs, target: Tensor) -> Tensor:
+        def log_likelihood(weights: dict[str, Tensor], inputs: InputsLike, target: Tensor) -> Tensor:
             single = tree_map(lambda x: x.unsqueeze(0), inputs)
             log_p = _log_softmax(head(call(module, weights, single))).squeeze(0)
             return log_p.gather(-1, target.unsqueeze(-1)).sum()
 
         self.gradient = cast(_Gradients, grad(log_likelihood))
 
-    def __call__(self, point: dict[str, Tensor], inputs: Inputs, targets: Tensor, share: Tensor) -> dict[str, Tensor]:
+    def __call__(
+        self, point: dict[str, Tensor], inputs: InputsLike, targets: Tensor, share: Tensor
+    ) -> dict[str, Tensor]:
         if self.vectorise:
             try:
                 return self._vectorised(point, inputs, targets, share)
@@ -118,7 +120,7 @@ class _Squares:
         return self._looped(point, inputs, targets, share)
 
     def _vectorised(
-        self, point: dict[str, Tensor], inputs: Inputs, targets: Tensor, share: Tensor
+        self, point: dict[str, Tensor], inputs: InputsLike, targets: Tensor, share: Tensor
     ) -> dict[str, Tensor]:
         per_example = vmap(self.gradient, in_dims=(None, 0, 0))
         totals: dict[str, Tensor] = {}
@@ -130,7 +132,9 @@ class _Squares:
                 totals[name] = totals[name] + weighted if name in totals else weighted
         return totals
 
-    def _looped(self, point: dict[str, Tensor], inputs: Inputs, targets: Tensor, share: Tensor) -> dict[str, Tensor]:
+    def _looped(
+        self, point: dict[str, Tensor], inputs: InputsLike, targets: Tensor, share: Tensor
+    ) -> dict[str, Tensor]:
         totals = {name: torch.zeros_like(p, dtype=_wide(p.dtype)) for name, p in point.items()}
         for index in range(len(targets)):
             gradients = self.gradient(point, _select(inputs, index), targets[index])
@@ -169,7 +173,7 @@ def _targets(
     yield given, torch.ones(size, device=log_p.device)
 
 
-def _select(inputs: Inputs, index: int | slice) -> Any:
+def _select(inputs: InputsLike, index: int | slice) -> Any:
     size = first_tensor(inputs).shape[0]
 
     def pick(value: Any) -> Any:

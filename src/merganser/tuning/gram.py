@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError
-from merganser.modules.batches import Batch, Inputs, several
+from merganser.modules.batches import Batch, InputsLike, several
 from merganser.modules.functional import Weights, evaluation_copy, run
 from merganser.tuning.statistics import Statistics
 
 
 def linear_grams(
     module: nn.Module,
-    batches: Iterable[Inputs] | Iterable[Batch],
+    batches: Iterable[InputsLike] | Iterable[Batch],
     *,
     weights: Weights | None = None,
     include: Sequence[str] = ("*",),

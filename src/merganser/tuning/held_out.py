@@ -9,16 +9,16 @@ from torch import nn
 
 from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError
-from merganser.modules.batches import Batch, Inputs, reusable
+from merganser.modules.batches import Batch, InputsLike, reusable
 from merganser.modules.functional import Head
 from merganser.recipes.running import check_several
 from merganser.tuning.validation import Validation
 
-Batches: TypeAlias = Sequence[Inputs | Batch]
+Batches: TypeAlias = Sequence[InputsLike | Batch]
 Data: TypeAlias = Sequence[Batches] | Mapping[str, Batches]
-Heads: TypeAlias = Sequence[Head] | Mapping[str, Head]
+TaskHeads: TypeAlias = Sequence[Head] | Mapping[str, Head]
 Models: TypeAlias = Sequence[Reference] | Mapping[str, Reference]
-Score: TypeAlias = Callable[..., float]
+HeldOutScore: TypeAlias = Callable[..., float]
 
 
 def label(models: Models) -> dict[str, Reference]:
@@ -28,7 +28,7 @@ def label(models: Models) -> dict[str, Reference]:
     return {str(key): model for key, model in items}
 
 
-def match(given: Data | Heads, models: Models, what: str) -> dict[str, Any]:
+def match(given: Data | TaskHeads, models: Models, what: str) -> dict[str, Any]:
     """Return the given values by the models' labels, in order.
 
     Raises:
@@ -47,7 +47,7 @@ def match_data(data: Data, models: Models) -> dict[str, Any]:
     return {key: reusable(batches, f"data of {key}") for key, batches in match(data, models, "data").items()}
 
 
-def match_heads(heads: Heads | None, models: Models) -> dict[str, Any] | None:
+def match_heads(heads: TaskHeads | None, models: Models) -> dict[str, Any] | None:
     """Return the head of each model by label, if there are heads."""
     return None if heads is None else match(heads, models, "heads")
 
@@ -60,8 +60,8 @@ def require_module(model: object, where: str) -> nn.Module:
 
 
 def held_out_score(
-    models: Models, base: Reference | None, data: Data | None, score: Score | None, heads: Heads | None
-) -> Score:
+    models: Models, base: Reference | None, data: Data | None, score: HeldOutScore | None, heads: TaskHeads | None
+) -> HeldOutScore:
     """Return the caller's score, or the accuracy on labelled data through the first module of base and models."""
     if (data is None) == (score is None):
         raise InputError("choosing needs a held-out score: give either data, labelled batches for each model, or score")

@@ -11,11 +11,11 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError
 from merganser.modules.batches import Batch, without_targets
 from merganser.modules.functional import call, check_weights, evaluation_copy
-from merganser.tuning.held_out import Data, Heads, Models, label, match_data, match_heads, require_module
+from merganser.tuning.held_out import Data, Models, TaskHeads, label, match_data, match_heads, require_module
 
 
 @torch.no_grad()
-def pseudo_label(models: Models, base: Reference, data: Data, *, heads: Heads | None = None) -> Data:
+def pseudo_label(models: Models, base: Reference, data: Data, *, heads: TaskHeads | None = None) -> Data:
     """Label batches with the predictions of the expert of each task.
 
     The accuracy of a merge on these labels is its agreement with the experts. An expert is right more often than not,

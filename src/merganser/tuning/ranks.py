@@ -14,7 +14,7 @@ from merganser.methods.matrices import rank_kept
 from merganser.modules.functional import Weights, evaluation_copy
 from merganser.recipes.running import merge
 from merganser.tuning.entropy import Descent, minimise_entropy
-from merganser.tuning.held_out import Data, Heads, Models, label, match_data, match_heads, require_module
+from merganser.tuning.held_out import Data, Models, TaskHeads, label, match_data, match_heads, require_module
 from merganser.tuning.statistics import Statistics
 
 #: Initial score of a component, above or below the decision threshold of zero: some hundred steps away from it.
@@ -41,7 +41,7 @@ def adarank(
     base: nn.Module,
     data: Data,
     *,
-    heads: Heads | None = None,
+    heads: TaskHeads | None = None,
     init: float = 0.3,
     rank_fraction: float = 1.0,
     learning_rate: float = 1e-3,

@@ -16,7 +16,7 @@ from merganser.evaluate.search import ALPHAS, ScaleSearch, scale_search
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as method_parameters
 from merganser.recipes.running import merge
-from merganser.tuning.held_out import Data, Heads, Models, Score, held_out_score
+from merganser.tuning.held_out import Data, HeldOutScore, Models, TaskHeads, held_out_score
 
 
 def choose_scale(
@@ -25,8 +25,8 @@ def choose_scale(
     base: Reference,
     *,
     data: Data | None = None,
-    score: Score | None = None,
-    heads: Heads | None = None,
+    score: HeldOutScore | None = None,
+    heads: TaskHeads | None = None,
     alphas: Sequence[float] = ALPHAS,
     budgets: Sequence[int] | None = None,
     keep: float = 0.5,

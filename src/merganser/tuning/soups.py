@@ -13,7 +13,7 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError
 from merganser.modules.functional import Weights, combine
 from merganser.plain import Result
-from merganser.tuning.held_out import Data, Heads, Models, Score, held_out_score, label
+from merganser.tuning.held_out import Data, HeldOutScore, Models, TaskHeads, held_out_score, label
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ def greedy_soup(
     models: Models,
     *,
     data: Data | None = None,
-    score: Score | None = None,
-    heads: Heads | None = None,
+    score: HeldOutScore | None = None,
+    heads: TaskHeads | None = None,
     base: Reference | None = None,
 ) -> tuple[dict[str, Tensor], SoupReport]:
     """Average the models that do not lower a held-out score (greedy soup).

@@ -36,7 +36,7 @@ from merganser.recipes.loading import acting_parameters, method_key
 from merganser.tuning.score_journal import ScoreJournal
 
 Over: TypeAlias = Mapping[str, Sequence[Any]]
-Score: TypeAlias = "Callable[[Variant, int], float]"
+VariantScore: TypeAlias = "Callable[[Variant, int], float]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,7 @@ def variants(recipe: str | os.PathLike[str] | Mapping[str, Any], over: Over) -> 
 def sweep(
     recipe: str | os.PathLike[str] | Mapping[str, Any],
     over: Over,
-    score: Score,
+    score: VariantScore,
     *,
     budgets: Sequence[int] = (1,),
     keep: float = 0.5,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError
-from merganser.modules.batches import Batch, Inputs, labelled, reusable
+from merganser.modules.batches import Batch, InputsLike, labelled, reusable
 from merganser.modules.functional import Head, Weights, call, evaluation_copy
 from merganser.modules.inputs import map_tensors
 
@@ -120,7 +120,7 @@ class Validation:
         return (predicted == targets) & wanted, wanted
 
 
-def _select(inputs: Inputs, rows: Tensor, count: int) -> Inputs:
+def _select(inputs: InputsLike, rows: Tensor, count: int) -> InputsLike:
     """Return some samples of a batch of `count`; tensors of another length are shared by all samples."""
-    found: Inputs = map_tensors(inputs, lambda each: each[rows] if each.dim() and len(each) == count else each)
+    found: InputsLike = map_tensors(inputs, lambda each: each[rows] if each.dim() and len(each) == count else each)
     return found

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from merganser.align.tracing.dims import Axes, Dim, find
 from merganser.align.tracing.nesting import Forbidden
 
-Result: TypeAlias = Axes | list[Axes]
+OutputAxes: TypeAlias = Axes | list[Axes]
 
 
 class Unsupported(Exception):
@@ -76,14 +76,14 @@ class Call:
         return [d % rank if rank else 0 for d in ([value] if isinstance(value, int) else value)]
 
 
-Rule: TypeAlias = Callable[[Call], Result]
-RULES: dict[str, Rule] = {}
+TraceRule: TypeAlias = Callable[[Call], OutputAxes]
+RULES: dict[str, TraceRule] = {}
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
+def rule(*names: str) -> Callable[[TraceRule], TraceRule]:
     """Register a rule for ATen operators by name, without overload and without the underscore of in-place forms."""
 
-    def register(function: Rule) -> Rule:
+    def register(function: TraceRule) -> TraceRule:
         for name in names:
             assert name not in RULES, f"two rules for {name}"
             RULES[name] = function

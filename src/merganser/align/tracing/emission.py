@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from merganser.align.canonical_form import CanonicalForm
-from merganser.align.symmetries import Atom, Axis, AxisSegment, Factor, Symmetry, product
+from merganser.align.symmetries import Atom, AxisSegment, AxisSegments, Factor, Symmetry, product
 from merganser.align.tracing.dims import Axes, Dim, because, leaves, pin
 from merganser.align.tracing.graph import Trace
 from merganser.align.tracing.nesting import Strand, enumerate_pinned, parents, pieces, settle
@@ -83,7 +83,7 @@ def _names(homes: Mapping[Dim, str], above: Mapping[Dim, Dim], hints: Sequence[t
     return names
 
 
-def _axis(axis: Sequence[Strand], names: Mapping[Dim, str]) -> Axis:
+def _axis(axis: Sequence[Strand], names: Mapping[Dim, str]) -> AxisSegments:
     segments: list[AxisSegment] = []
     for piece in sorted(axis, key=lambda piece: piece.offset):
         factors = [Factor(None if dim.pinned else names[dim], dim.size) for dim in piece.dims] or [Factor(None, 1)]

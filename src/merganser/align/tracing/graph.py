@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from merganser.align.tracing import rules as _rules  # noqa: F401  (fills the registry)
-from merganser.align.tracing.calls import RULES, Call, Result, Unsupported
+from merganser.align.tracing.calls import RULES, Call, OutputAxes, Unsupported
 from merganser.align.tracing.dims import Axes, Dim, because, fresh, is_pinned, pin
 from merganser.align.tracing.nesting import Forbidden
 from merganser.align.tracing.rotations import Use
@@ -112,7 +112,7 @@ class Trace:
         return result
 
 
-def _unknown(node: Node, touched: Iterable[Axes]) -> Result | None:
+def _unknown(node: Node, touched: Iterable[Axes]) -> OutputAxes | None:
     """Pin everything that an unknown operation reads and returns."""
     touched = list(touched)
     if not all(is_pinned(dim) for axes in touched for dim in axes):
@@ -129,7 +129,7 @@ def _operator_name(target: torch._ops.OpOverload) -> str:
     return name.rstrip("_") if namespace == "aten" else f"{namespace}::{name}"
 
 
-def _pinned(node: Node) -> Result | None:
+def _pinned(node: Node) -> OutputAxes | None:
     results = [fresh(shape, pinned=True) for shape in _shapes(node)]
     if isinstance(node.meta.get("val"), torch.Tensor):
         return results[0]

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from merganser.align.canonical_form import CanonicalForm, HeadProduct, Normalisation, Reader
 from merganser.align.tracing.dims import Axes, Dim, factors, find, leaves
-from merganser.kernels.assignment import Group
+from merganser.kernels.assignment import SymmetryGroup
 
 _SHAPE = {"_reshape_alias", "_to_copy", "_unsafe_view", "alias", "cat", "chunk", "clone", "contiguous", "detach",
           "dropout", "expand", "flatten", "neg", "permute", "reshape", "select", "slice", "split", "squeeze", "stack",
@@ -41,7 +41,7 @@ class Use:
 class Rotation:
     """The group of maps of some units, and the preparation of weights that it needs."""
 
-    group: Group
+    group: SymmetryGroup
     form: CanonicalForm
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from merganser.align.tracing.calls import Call, Result
+from merganser.align.tracing.calls import Call, OutputAxes
 from merganser.align.tracing.dims import Axes, Dim, pin
 
 _SAME = {"alias", "clone", "contiguous", "detach"}
@@ -62,7 +62,7 @@ def reads_picked(call: Call) -> bool:
     return isinstance(index, Pointers) and not isinstance(x, Pointers | Picked)
 
 
-def follow(call: Call, result: Result, *, in_place: bool) -> Result:
+def follow(call: Call, result: OutputAxes, *, in_place: bool) -> OutputAxes:
     """Return the result of an operation on plain axes, with what is still known about indices and samples."""
     if call.op == "topk" or (call.op == "index" and isinstance(result, Picked)) or reads_picked(call):
         return result  # their rules refuse such operands, or know them
@@ -82,7 +82,7 @@ def follow(call: Call, result: Result, *, in_place: bool) -> Result:
     return kept[0] if isinstance(result, Axes) else list(kept)
 
 
-def _plain(result: Result) -> Result:
+def _plain(result: OutputAxes) -> OutputAxes:
     def plain(axes: Axes) -> Axes:
         return Axes(axes) if isinstance(axes, Pointers | Picked) else axes
 

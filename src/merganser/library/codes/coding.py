@@ -19,6 +19,7 @@ from merganser.errors import InputError
 from merganser.kernels.spectra import Factors, randomized_svd, top_svd
 from merganser.lazy import np, torch
 from merganser.library.codes.blobs import BlobReader, BlobWriter
+from merganser.methods.matrices import matrix_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +51,7 @@ class Delta:
     def __init__(self, delta: Tensor, gram: Tensor | None = None, randomized: bool = False) -> None:
         self.randomized = randomized
         self.shape = tuple(delta.shape)
-        height, width = flat(self.shape)
+        height, width = matrix_shape(self.shape)
         whole = delta.float().reshape(height, width)
         there = whole.ne(0).any(dim=1)
         self.rows = None if bool(there.all()) else there
@@ -103,7 +104,7 @@ class Code(ABC):
 
 
 @dataclass(frozen=True)
-class Head:
+class BlobHead:
     """The head of a blob: the number of its code, the tensor's shape, the squares of error and change, and whether
     rows of zeros were left out.
     """
@@ -160,7 +161,7 @@ def encode(change: Delta, code: Code, energy: float | None = None) -> Coded:
     return Coded(out.content() + content, error)
 
 
-def read_head(blob: bytes | memoryview, where: str) -> Head:
+def read_head(blob: bytes | memoryview, where: str) -> BlobHead:
     """Read only the head of a blob."""
     return _head(BlobReader(blob, where))
 
@@ -185,7 +186,7 @@ def decode(blob: bytes | memoryview, shape: Sequence[int], where: str) -> Tensor
     head = _head(source)
     if head.shape != tuple(shape):
         raise source.damaged(f"it has a tensor of {list(head.shape)}, the base has {list(shape)}")
-    height, width = flat(head.shape)
+    height, width = matrix_shape(head.shape)
     rows = None
     if head.sparse:
         bits = np.unpackbits(source.array("u1", -(-height // 8)), count=height).astype(bool)
@@ -214,12 +215,7 @@ def dense(found: Tensor | Triple) -> Tensor:
     return found
 
 
-def flat(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the number of rows of a tensor and the entries in each; vectors and numbers have one row."""
-    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
-
-
-def _head(source: BlobReader) -> Head:
+def _head(source: BlobReader) -> BlobHead:
     version, number, rows, axes = source.numbers("BBBB")
     if version != VERSION:
         raise source.damaged(f"the version {version} is unknown; a later version may have written it")
@@ -229,7 +225,7 @@ def _head(source: BlobReader) -> Head:
     error, energy = source.numbers("dd")
     if not (0 <= error < math.inf and 0 <= energy < math.inf):
         raise source.damaged("its error is not a number")
-    return Head(number, shape, error, energy, bool(rows))
+    return BlobHead(number, shape, error, energy, bool(rows))
 
 
 def _conditioned(gram: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,8 @@ from merganser.library.codes.coding import Code, Delta
 if TYPE_CHECKING:
     from torch import Tensor
 
-Axis = Literal["tensor", "rows", "columns"]
-_AXES: tuple[str, ...] = get_args(Axis)
+Grouping = Literal["tensor", "rows", "columns"]
+_AXES: tuple[str, ...] = get_args(Grouping)
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Signs(Code):
 
     name: ClassVar[str] = "signs"
     number: ClassVar[int] = 1
-    axis: Axis = "tensor"
+    axis: Grouping = "tensor"
 
     def write(self, change: Delta, out: BlobWriter) -> None:
         delta = change.matrix

@@ -15,7 +15,7 @@ from merganser.modules.inputs import Inputs
 from merganser.modules.moments import evaluating
 from merganser.routing.choices import Routing
 from merganser.routing.composition import Composition
-from merganser.routing.heads import Head, Heads, Score
+from merganser.routing.heads import HeadLike, Heads, HeadScore
 from merganser.routing.models import Features, LibraryModel
 from merganser.routing.predictions import Prediction
 
@@ -44,15 +44,15 @@ class Baseline(LibraryModel):
         self,
         module: nn.Module,
         library: Library,
-        heads: Mapping[str, Head],
+        heads: Mapping[str, HeadLike],
         *,
         features: Features | None = None,
-        score: Score = "logit",
+        score: HeadScore = "logit",
         merge: Mapping[str, Any] | None = None,
     ) -> None:
-        one_of("score", score, Score)
+        one_of("score", score, HeadScore)
         super().__init__(module, library, heads, features, merge or {})
-        self.score: Score = score
+        self.score: HeadScore = score
         #: The version of the module that `derive` has seen last.
         self._version = 0
 

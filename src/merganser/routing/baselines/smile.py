@@ -14,7 +14,7 @@ from merganser.routing.baselines.base import at_least_one
 from merganser.routing.baselines.gated import GatedBaseline, Gates
 from merganser.routing.composition import Composition
 from merganser.routing.gating import ExpertStack, stacks
-from merganser.routing.heads import Head, Score
+from merganser.routing.heads import HeadLike, HeadScore
 from merganser.routing.models import Features
 
 
@@ -44,12 +44,12 @@ class Smile(GatedBaseline):
         self,
         module: nn.Module,
         library: Library,
-        heads: Mapping[str, Head],
+        heads: Mapping[str, HeadLike],
         *,
         top: int = 1,
         gate_rank: int = 16,
         features: Features | None = None,
-        score: Score = "logit",
+        score: HeadScore = "logit",
     ) -> None:
         at_least_one("top", top)
         at_least_one("gate_rank", gate_rank)

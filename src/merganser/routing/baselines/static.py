@@ -12,7 +12,7 @@ from merganser.library.library import Library
 from merganser.modules.inputs import Inputs
 from merganser.routing.baselines.base import Baseline
 from merganser.routing.composition import applied
-from merganser.routing.heads import Head, Score
+from merganser.routing.heads import HeadLike, HeadScore
 from merganser.routing.models import Features
 
 StaticMethod = Literal["tsv", "task_arithmetic"]
@@ -40,12 +40,12 @@ class Static(Baseline):
         self,
         module: nn.Module,
         library: Library,
-        heads: Mapping[str, Head],
+        heads: Mapping[str, HeadLike],
         *,
         method: StaticMethod = "tsv",
         scale: float | None = None,
         features: Features | None = None,
-        score: Score = "logit",
+        score: HeadScore = "logit",
     ) -> None:
         one_of("static method", method, StaticMethod)
         factor = (1.0 if method == "tsv" else 0.3) if scale is None else scale

@@ -16,7 +16,7 @@ from merganser.routing.baselines.base import at_least_one
 from merganser.routing.baselines.gated import GatedBaseline, Gates
 from merganser.routing.composition import Composition, applied
 from merganser.routing.gating import ExpertStack, bias_updates, stacks
-from merganser.routing.heads import Head, Score
+from merganser.routing.heads import HeadLike, HeadScore
 from merganser.routing.models import Features
 from merganser.routing.routers import Router, checked
 
@@ -48,14 +48,14 @@ class TwinMerging(GatedBaseline):
         self,
         module: nn.Module,
         library: Library,
-        heads: Mapping[str, Head],
+        heads: Mapping[str, HeadLike],
         *,
         router: Router,
         scale: float = 0.3,
         rank: int | None = None,
         features: Features | None = None,
         pooling: Pooling = "mean",
-        score: Score = "logit",
+        score: HeadScore = "logit",
     ) -> None:
         one_of("pooling", pooling, Pooling)
         if router.tasks != library.experts:

@@ -17,7 +17,7 @@ from merganser.modules.naming import adopt
 from merganser.routing.baselines.gated import GatedBaseline, Gates
 from merganser.routing.composition import Composition
 from merganser.routing.gating import stacks
-from merganser.routing.heads import Head, Score
+from merganser.routing.heads import HeadLike, HeadScore
 from merganser.routing.models import Features
 
 
@@ -50,14 +50,14 @@ class WeMoE(GatedBaseline):
         self,
         module: nn.Module,
         library: Library,
-        heads: Mapping[str, Head],
+        heads: Mapping[str, HeadLike],
         *,
         layers: Sequence[str] | None = None,
         scale: float = 0.3,
         seed: int = 0,
         features: Features | None = None,
         pooling: Pooling = "mean",
-        score: Score = "logit",
+        score: HeadScore = "logit",
     ) -> None:
         one_of("pooling", pooling, Pooling)
         super().__init__(module, library, heads, features=features, score=score)

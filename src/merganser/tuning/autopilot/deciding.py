@@ -15,7 +15,7 @@ from merganser.evolve.arrays import Array
 from merganser.evolve.intervals import objective_interval, paired_interval
 from merganser.tuning.autopilot.answers import BudgetSpentError, Scoreboard
 from merganser.tuning.autopilot.contenders import PLAIN, Contender
-from merganser.tuning.autopilot.decisions import Challenge, Decision, Verdict
+from merganser.tuning.autopilot.decisions import Challenge, Decision, MergeVerdict
 from merganser.tuning.autopilot.looking import CULPRITS, Remark
 from merganser.tuning.autopilot.racing import FAILED, Heat, fit_to_budget, reject, rung_ends, score, worst_case
 from merganser.tuning.autopilot.zooming import FINEST, enclosing, planned_cost, race_merges
@@ -214,7 +214,7 @@ def decide(
     plain = find_plain(heat)
     found = check(board, alone.order[:MODELS], finalists[:MERGES], plain, heat.order, seen, planned.unseen)
     kept, best = found.kept, found.best
-    verdict: Verdict = "merge" if kept.is_merge else "do not merge"
+    verdict: MergeVerdict = "merge" if kept.is_merge else "do not merge"
     return Decision(
         verdict=verdict,
         text=explain(found, remarks),

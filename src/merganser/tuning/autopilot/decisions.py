@@ -11,7 +11,7 @@ from merganser.notebooks import Shown
 from merganser.plain import Result
 from merganser.tuning.autopilot.looking import Remark
 
-Verdict = Literal["merge", "do not merge", "no evidence"]
+MergeVerdict = Literal["merge", "do not merge", "no evidence"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Decision(Shown, Result):
         'no evidence'
     """
 
-    verdict: Verdict
+    verdict: MergeVerdict
     text: str
     kept: str
     recipe: dict[str, Any] | None = None

@@ -26,8 +26,8 @@ from merganser.evolve.subsets import kmeans
 from merganser.tuning.sweep import Variant
 from merganser.tuning.validation import Validation
 
-Items: TypeAlias = Mapping[str, Sequence[int]]
-Asker: TypeAlias = Callable[[Variant, Items], Mapping[str, Sequence[float]]]
+ItemsByTask: TypeAlias = Mapping[str, Sequence[int]]
+Asker: TypeAlias = Callable[[Variant, ItemsByTask], Mapping[str, Sequence[float]]]
 #: The share of a task's questions that is held out for the check, and the minimum number of questions.
 UNSEEN, ENOUGH = 1 / 2, 9
 
@@ -43,7 +43,7 @@ class Exam:
         lower: Tasks with lower-is-better scores.
     """
 
-    orders: Items
+    orders: ItemsByTask
     asker: Asker
     name: str
     lower: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Exam:
         cuts = {task: len(order) - int(len(order) * UNSEEN) for task, order in self.orders.items()}
         return {task: order[cuts[task] :] if unseen else order[: cuts[task]] for task, order in self.orders.items()}
 
-    def ask(self, variant: Variant, items: Items) -> dict[str, list[float]]:
+    def ask(self, variant: Variant, items: ItemsByTask) -> dict[str, list[float]]:
         """Return the answers of a variant, one for each item.
 
         Raises:
@@ -103,7 +103,7 @@ def exam_of_tasks(
     orders |= {name: order_items(examiner, seed) for name, examiner in examiners.items() if name not in calibrations}
     module = language.load(Path(directory), kind, device).module
 
-    def ask(variant: Variant, items: Items) -> dict[str, Sequence[float]]:
+    def ask(variant: Variant, items: ItemsByTask) -> dict[str, Sequence[float]]:
         model = variant.into(module).eval()
         with torch.inference_mode():
             return {task: examiners[task](model, chosen)[SCORE] for task, chosen in items.items()}
@@ -132,7 +132,7 @@ def exam_of_score(
     """Return an exam from a function of (weights, items); with a single number of items, for one task."""
     counts = {"score": items} if isinstance(items, int) else dict(items)
 
-    def ask(variant: Variant, chosen: Items) -> Mapping[str, Sequence[float]]:
+    def ask(variant: Variant, chosen: ItemsByTask) -> Mapping[str, Sequence[float]]:
         if isinstance(items, int):
             return {"score": score(variant.weights(), list(chosen["score"]))}
         found = score(variant.weights(), {task: list(own) for task, own in chosen.items()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from string import ascii_letters
 
-from merganser.align.tracing.calls import Call, Result, Unsupported, rule
+from merganser.align.tracing.calls import Call, OutputAxes, Unsupported, rule
 from merganser.align.tracing.dims import ONE, Axes, Dim, factors, merge, pin
 from merganser.align.tracing.rules.pointwise import broadcast
 from merganser.align.tracing.unification import split, unify
@@ -31,7 +31,7 @@ def einsum(call: Call, operands: Sequence[Sequence[Dim]], subscripts: Sequence[s
 
 
 @rule("linear")
-def linear(call: Call) -> Result:
+def linear(call: Call) -> OutputAxes:
     x, weight, bias = call["input"], call["weight"], call["bias"]
     batch = ascii_letters[: len(x) - 1]
     result = einsum(call, [x, weight], [batch + "Y", "ZY"[-len(weight) :]], batch + "Z"[: len(weight) - 1])
@@ -39,7 +39,7 @@ def linear(call: Call) -> Result:
 
 
 @rule("matmul", "mm", "bmm", "mv", "dot")
-def matmul(call: Call) -> Result:
+def matmul(call: Call) -> OutputAxes:
     a, b = call.tensors
     return _matmul(call, a, b)
 
@@ -54,13 +54,13 @@ def _matmul(call: Call, a: Axes, b: Axes) -> Axes:
 
 
 @rule("addmm", "addmv", "baddbmm")
-def add_matmul(call: Call) -> Result:
+def add_matmul(call: Call) -> OutputAxes:
     added, a, b = call.tensors
     return broadcast([_matmul(call, a, b), added])
 
 
 @rule("einsum")
-def general(call: Call) -> Result:
+def general(call: Call) -> OutputAxes:
     equation = call["equation"].replace(" ", "")
     inputs, arrow, output = equation.partition("->")
     operands: list[Axes] = call["tensors"]
@@ -79,7 +79,7 @@ def general(call: Call) -> Result:
 
 
 @rule("scaled_dot_product_attention")
-def attention(call: Call) -> Result:
+def attention(call: Call) -> OutputAxes:
     """softmax(QKᵀ)V for each head. With fewer kv heads, each serves a group: query heads are (kv head, in group)."""
     query, key, value, mask = call["query"], call["key"], call["value"], call["attn_mask"]
     if call["is_causal"]:
@@ -109,7 +109,7 @@ def attention(call: Call) -> Result:
 
 
 @rule("bilinear")
-def bilinear(call: Call) -> Result:
+def bilinear(call: Call) -> OutputAxes:
     a, b, weight, bias = call["input1"], call["input2"], call["weight"], call["bias"]
     batch = ascii_letters[: len(a) - 1]
     result = einsum(call, [a, weight, b], [batch + "X", "ZXY", batch + "Y"], batch + "Z")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from merganser.align.tracing.calls import Call, Result, rule
+from merganser.align.tracing.calls import Call, OutputAxes, rule
 from merganser.align.tracing.dims import Axes, Dim, fresh, merge, pin
 from merganser.align.tracing.rules.contraction import einsum
 from merganser.align.tracing.unification import split, unify
 
 
 @rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
-def convolution(call: Call) -> Result:
+def convolution(call: Call) -> OutputAxes:
     """Channels are (group, channel in group) on both sides; a group reads only itself."""
     x, weight, bias, groups = call.input, call["weight"], call["bias"], call["groups"]
     transposed = "transpose" in call.op or bool(call.arguments.get("transposed"))
@@ -49,7 +49,7 @@ def unify_sized(a: Dim, b: Dim) -> None:
     "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "max_pool2d_with_indices",
     "lp_pool2d", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d",
 )  # fmt: skip
-def pixels(call: Call) -> Result:
+def pixels(call: Call) -> OutputAxes:
     """Each channel for itself; axes that change size, and all after the channels, are pinned."""
     x = call.input
     first = len(x) - _spatial_rank(call.op)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from merganser.align.tracing.calls import Call, Result, Unsupported, replaced, rule, without
+from merganser.align.tracing.calls import Call, OutputAxes, Unsupported, replaced, rule, without
 from merganser.align.tracing.dims import ONE, Axes, Dim, Positions, fresh, is_pinned, pin
 from merganser.align.tracing.routers import Picked, Pointers, pin_targets
 from merganser.align.tracing.rules.joining import part
@@ -10,7 +10,7 @@ from merganser.align.tracing.unification import unify
 
 
 @rule("embedding")
-def embedding(call: Call) -> Result:
+def embedding(call: Call) -> OutputAxes:
     weight, indices = call["weight"], call["indices"]
     pin(weight[0])
     call.forbid([weight[0]], weight[1:])
@@ -18,7 +18,7 @@ def embedding(call: Call) -> Result:
 
 
 @rule("embedding_bag")
-def embedding_bag(call: Call) -> Result:
+def embedding_bag(call: Call) -> OutputAxes:
     """Sums, means or maxima of looked-up rows; the other results count indices, but for the places of the maxima."""
     weight = call["weight"]
     pin(weight[0])
@@ -29,7 +29,7 @@ def embedding_bag(call: Call) -> Result:
 
 
 @rule("index_select")
-def index_select(call: Call) -> Result:
+def index_select(call: Call) -> OutputAxes:
     (place,) = call.dims()
     if (found := _run(call.input, place, call["index"])) is not None:
         return found
@@ -46,7 +46,7 @@ def _run(axes: Axes, place: int, index: Axes) -> Axes | None:
 
 
 @rule("index")
-def index(call: Call) -> Result:
+def index(call: Call) -> OutputAxes:
     """x[i, :, j]: the indexed axes give way to those of the (broadcast) indices."""
     x, indices = call["self"], call["indices"]
     places = [d for d, value in enumerate(indices) if value is not None]
@@ -70,7 +70,7 @@ def _flat(pointers: Pointers) -> bool:
     return len(pointers) == 1 and is_pinned(pointers[0])
 
 
-def _pick(call: Call, x: Axes, place: int, pointers: Pointers) -> Result:
+def _pick(call: Call, x: Axes, place: int, pointers: Pointers) -> OutputAxes:
     """x[pointers]: the axis that they point to is looked up wherever its units are."""
     if isinstance(x, Picked | Pointers):
         raise Unsupported
@@ -80,7 +80,7 @@ def _pick(call: Call, x: Axes, place: int, pointers: Pointers) -> Result:
 
 
 @rule("topk")
-def topk(call: Call) -> Result:
+def topk(call: Call) -> OutputAxes:
     """The largest entries, in their order, and where they are; of entries that are equal any may be taken."""
     if not call["sorted"] or isinstance(call.input, Picked | Pointers):
         raise Unsupported

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from merganser.align.tracing.calls import Call, Result, Unsupported, replaced, rule, without
+from merganser.align.tracing.calls import Call, OutputAxes, Unsupported, replaced, rule, without
 from merganser.align.tracing.dims import ENUMERABLE, ONE, Axes, Dim, Sum, concat, family, find, pin, select
 from merganser.align.tracing.rules.pointwise import broadcast
 from merganser.align.tracing.unification import enumerate_index, narrow, split, unify
 
 
 @rule("cat", "concat", "concatenate")
-def cat(call: Call) -> Result:
+def cat(call: Call) -> OutputAxes:
     tensors = [axes for axes in call["tensors"] if 0 not in axes.shape]
     (place,) = call.dims(rank=len(tensors[0]))
     for axes in tensors[1:]:
@@ -20,7 +20,7 @@ def cat(call: Call) -> Result:
 
 
 @rule("stack")
-def stack(call: Call) -> Result:
+def stack(call: Call) -> OutputAxes:
     """A new axis tells the tensors apart; at each of its indices the others keep the units they had."""
     tensors = call["tensors"]
     rank = len(tensors[0]) + 1
@@ -45,13 +45,13 @@ def at_index(axes: Axes, place: int, i: int) -> list[Dim]:
 
 
 @rule("select")
-def select_one(call: Call) -> Result:
+def select_one(call: Call) -> OutputAxes:
     (place,) = call.dims()
     return Axes(at_index(call.input, place, call["index"]))
 
 
 @rule("unbind")
-def unbind(call: Call) -> Result:
+def unbind(call: Call) -> OutputAxes:
     (place,) = call.dims()
     return [Axes(at_index(call.input, place, i)) for i in range(call.input[place].size)]
 
@@ -74,7 +74,7 @@ def part(axes: Axes, place: int, start: int, length: int) -> Axes:
 
 
 @rule("slice")
-def slice_(call: Call) -> Result:
+def slice_(call: Call) -> OutputAxes:
     axes, (place,), step = call.input, call.dims(), call["step"]
     size = axes[place].size
     start, stop, _ = slice(call["start"], call["end"]).indices(size)
@@ -89,7 +89,7 @@ def slice_(call: Call) -> Result:
 
 
 @rule("narrow")
-def narrow_(call: Call) -> Result:
+def narrow_(call: Call) -> OutputAxes:
     (place,) = call.dims()
     if not isinstance(call["start"], int):
         raise Unsupported
@@ -97,7 +97,7 @@ def narrow_(call: Call) -> Result:
 
 
 @rule("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
-def split_(call: Call) -> Result:
+def split_(call: Call) -> OutputAxes:
     (place,) = call.dims()
     result, start = [], 0
     for shape in call.shapes:
@@ -107,7 +107,7 @@ def split_(call: Call) -> Result:
 
 
 @rule("glu")
-def glu(call: Call) -> Result:
+def glu(call: Call) -> OutputAxes:
     """a · σ(b) of the two halves of an axis."""
     (place,) = call.dims()
     half = call.input[place].size // 2
@@ -115,7 +115,7 @@ def glu(call: Call) -> Result:
 
 
 @rule("pad", "constant_pad_nd")
-def pad(call: Call) -> Result:
+def pad(call: Call) -> OutputAxes:
     """Constant padding adds units that are all alike; other modes mix positions."""
     axes, widths = list(call.input), call["pad"]
     constant = call.arguments.get("mode", "constant") == "constant"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from merganser.align.tracing.calls import Call, Result, rule, without
+from merganser.align.tracing.calls import Call, OutputAxes, rule, without
 from merganser.align.tracing.dims import Axes, Dim, pin
 from merganser.align.tracing.unification import split, unify
 
@@ -17,7 +17,7 @@ def _affine(axes: Sequence[Dim], call: Call, *names: str) -> None:
 
 
 @rule("layer_norm", "rms_norm", "_fused_rms_norm")
-def layer_norm(call: Call) -> Result:
+def layer_norm(call: Call) -> OutputAxes:
     x = call["input"]
     rank = len(call["normalized_shape"])
     normalised = Axes(x[len(x) - rank :])
@@ -27,7 +27,7 @@ def layer_norm(call: Call) -> Result:
 
 
 @rule("batch_norm", "instance_norm")
-def batch_norm(call: Call) -> Result:
+def batch_norm(call: Call) -> OutputAxes:
     x = call["input"]
     _affine([x[1]], call, "weight", "bias", "running_mean", "running_var")
     if call.op == "instance_norm":
@@ -36,7 +36,7 @@ def batch_norm(call: Call) -> Result:
 
 
 @rule("group_norm")
-def group_norm(call: Call) -> Result:
+def group_norm(call: Call) -> OutputAxes:
     """Groups may change places; channels inside a group too, each group for itself."""
     x, groups = call["input"], call["num_groups"]
     _affine([x[1]], call, "weight", "bias")
@@ -47,7 +47,7 @@ def group_norm(call: Call) -> Result:
 
 
 @rule("local_response_norm")
-def local_response_norm(call: Call) -> Result:
+def local_response_norm(call: Call) -> OutputAxes:
     """Neighbouring channels inhibit each other: their order matters."""
     pin(call.input[1])
     call.forbid([call.input[1]], without(call.input, [1]))
@@ -55,7 +55,7 @@ def local_response_norm(call: Call) -> Result:
 
 
 @rule("_weight_norm")
-def weight_norm(call: Call) -> Result:
+def weight_norm(call: Call) -> OutputAxes:
     """g · v / ‖v‖ with a norm for every index of one axis (of the whole of v when that is −1)."""
     v, g, place = call["v"], call["g"], call["dim"]
     if place == -1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from merganser.align.tracing.calls import Call, Result, rule
+from merganser.align.tracing.calls import Call, OutputAxes, rule
 from merganser.align.tracing.dims import ONE, Axes, Dim, fresh
 from merganser.align.tracing.unification import unify
 
@@ -25,19 +25,19 @@ def broadcast(tensors: Sequence[Sequence[Dim]]) -> Axes:
     "__and", "__or", "__xor", "_to_copy", "celu", "copy", "dropout", "elu", "feature_dropout", "fill", "hardsigmoid",
     "hardswish", "hardtanh", "leaky_relu", "masked_fill", "relu", "relu6", "selu", "where",
 )  # fmt: skip
-def pointwise(call: Call) -> Result:
+def pointwise(call: Call) -> OutputAxes:
     """Also the rule of every operator that PyTorch tags as pointwise."""
     return broadcast(call.tensors)
 
 
 @rule("alias", "clone", "contiguous", "detach", "detach_copy", "lift_fresh", "lift_fresh_copy", "to", "type_as")
-def same(call: Call) -> Result:
+def same(call: Call) -> OutputAxes:
     """The same values; another tensor lends its type only."""
     return call.input
 
 
 @rule("prelu")
-def prelu(call: Call) -> Result:
+def prelu(call: Call) -> OutputAxes:
     x, weight = call["self"], call["weight"]
     if weight and weight[0].size != 1:
         unify(x[1] if len(x) > 1 else x[0], weight[0])
@@ -46,6 +46,6 @@ def prelu(call: Call) -> Result:
 
 @rule("empty", "empty_like", "full", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones", "ones_like",
       "scalar_tensor", "zeros", "zeros_like")  # fmt: skip
-def constant(call: Call) -> Result:
+def constant(call: Call) -> OutputAxes:
     """The same everywhere: no two units of these axes differ."""
     return fresh(call.shape)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from merganser.align.tracing.calls import Call, Result, Unsupported, rule
+from merganser.align.tracing.calls import Call, OutputAxes, Unsupported, rule
 from merganser.align.tracing.dims import ONE, Axes, Dim, concat, family, pin
 from merganser.align.tracing.rules.contraction import einsum
 from merganser.align.tracing.rules.convolution import unify_sized
@@ -48,7 +48,7 @@ class Cell:
 
 
 @rule("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell")
-def cell(call: Call) -> Result:
+def cell(call: Call) -> OutputAxes:
     x, hidden = call["input"], call["hx"]
     before = hidden if type(hidden) is list else [hidden]
     biases = [bias for bias in (call["b_ih"], call["b_hh"]) if bias is not None]
@@ -60,7 +60,7 @@ def cell(call: Call) -> Result:
 
 
 @rule(*GATES)
-def layers(call: Call) -> Result:
+def layers(call: Call) -> OutputAxes:
     """Layers one after another; with two directions, each has units of its own, and what follows reads both."""
     x, hidden, gates = call["input"], call["hx"], GATES[call.op]
     initial = hidden if type(hidden) is list else [hidden]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from merganser.align.tracing.calls import Call, Result, Unsupported, rule
+from merganser.align.tracing.calls import Call, OutputAxes, Unsupported, rule
 from merganser.align.tracing.dims import ONE, Axes, Dim, merge, pin
 from merganser.align.tracing.unification import split
 
@@ -29,14 +29,14 @@ def regroup(axes: Sequence[Dim], shape: Sequence[int]) -> Axes:
 
 @rule("_reshape_alias", "_unsafe_view", "flatten", "reshape", "reshape_as", "squeeze", "unflatten", "unsqueeze", "view",
       "view_as")  # fmt: skip
-def reshape(call: Call) -> Result:
+def reshape(call: Call) -> OutputAxes:
     if 0 in call.shape or "dtype" in call.arguments:
         raise Unsupported
     return regroup(call.input, call.shape)
 
 
 @rule("view_as_complex")
-def view_as_complex(call: Call) -> Result:
+def view_as_complex(call: Call) -> OutputAxes:
     """Pairs along the last axis become numbers: the two of a pair stay where they are."""
     *rest, pair = call.input
     pin(pair)
@@ -45,17 +45,17 @@ def view_as_complex(call: Call) -> Result:
 
 
 @rule("view_as_real")
-def view_as_real(call: Call) -> Result:
+def view_as_real(call: Call) -> OutputAxes:
     return Axes([*call.input, Dim(2, pinned=True)])
 
 
 @rule("permute")
-def permute(call: Call) -> Result:
+def permute(call: Call) -> OutputAxes:
     return Axes(call.input[d] for d in call.dims("dims"))
 
 
 @rule("transpose", "swapaxes", "swapdims")
-def transpose(call: Call) -> Result:
+def transpose(call: Call) -> OutputAxes:
     axes = list(call.input)
     a, b = (value for value in call.arguments.values() if isinstance(value, int))
     axes[a], axes[b] = axes[b], axes[a]
@@ -63,7 +63,7 @@ def transpose(call: Call) -> Result:
 
 
 @rule("t", "numpy_T", "adjoint", "mT", "mH")
-def turn(call: Call) -> Result:
+def turn(call: Call) -> OutputAxes:
     axes = list(call.input)
     if call.op in ("t", "numpy_T"):
         return Axes(axes[::-1])
@@ -71,7 +71,7 @@ def turn(call: Call) -> Result:
 
 
 @rule("movedim", "moveaxis")
-def movedim(call: Call) -> Result:
+def movedim(call: Call) -> OutputAxes:
     source, target = call.dims("source"), call.dims("destination")
     rest = iter(d for d in range(len(call.input)) if d not in source)
     back = dict(zip(target, source, strict=True))
@@ -79,7 +79,7 @@ def movedim(call: Call) -> Result:
 
 
 @rule("expand", "expand_as", "broadcast_to")
-def expand(call: Call) -> Result:
+def expand(call: Call) -> OutputAxes:
     """A stretched axis is new, and constant along itself."""
     axes, shape = call.input, call.shape
     aligned = [ONE] * (len(shape) - len(axes)) + list(axes)
@@ -87,7 +87,7 @@ def expand(call: Call) -> Result:
 
 
 @rule("repeat", "tile")
-def repeat(call: Call) -> Result:
+def repeat(call: Call) -> OutputAxes:
     """n copies one after another: (copy, unit)."""
     axes, shape = call.input, call.shape
     aligned = [ONE] * (len(shape) - len(axes)) + list(axes)
@@ -97,7 +97,7 @@ def repeat(call: Call) -> Result:
 
 
 @rule("repeat_interleave")
-def repeat_interleave(call: Call) -> Result:
+def repeat_interleave(call: Call) -> OutputAxes:
     """Every unit n times in a row: (unit, copy)."""
     if not isinstance(call.arguments.get("repeats"), int) or call.arguments.get("dim") is None:
         raise Unsupported
@@ -107,7 +107,7 @@ def repeat_interleave(call: Call) -> Result:
 
 
 @rule("pixel_shuffle")
-def pixel_shuffle(call: Call) -> Result:
+def pixel_shuffle(call: Call) -> OutputAxes:
     *batch, channels, height, width = call.input
     r = call["upscale_factor"]
     channels, down, right = split(channels, (channels.size // r**2, r, r))
@@ -115,7 +115,7 @@ def pixel_shuffle(call: Call) -> Result:
 
 
 @rule("pixel_unshuffle")
-def pixel_unshuffle(call: Call) -> Result:
+def pixel_unshuffle(call: Call) -> OutputAxes:
     *batch, channels, height, width = call.input
     r = call["downscale_factor"]
     height, down = split(height, (height.size // r, r))
@@ -124,7 +124,7 @@ def pixel_unshuffle(call: Call) -> Result:
 
 
 @rule("channel_shuffle")
-def channel_shuffle(call: Call) -> Result:
+def channel_shuffle(call: Call) -> OutputAxes:
     axes = list(call.input)
     groups, inner = split(axes[1], (call["groups"], axes[1].size // call["groups"]))
     axes[1] = merge([inner, groups])

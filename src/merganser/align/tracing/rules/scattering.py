@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from merganser.align.tracing.calls import Call, Result, Unsupported, replaced, rule, without
+from merganser.align.tracing.calls import Call, OutputAxes, Unsupported, replaced, rule, without
 from merganser.align.tracing.dims import Axes, Dim, pin
 from merganser.align.tracing.routers import Pointers, reads_picked
 from merganser.align.tracing.rules.pointwise import broadcast
@@ -10,7 +10,7 @@ from merganser.align.tracing.unification import unify
 
 
 @rule("index_add", "index_copy")
-def index_add(call: Call) -> Result:
+def index_add(call: Call) -> OutputAxes:
     """self[…, index[i], …] += source[…, i, …]"""
     x, (place,) = call["self"], call.dims()
     source = call["source"]
@@ -24,7 +24,7 @@ def index_add(call: Call) -> Result:
 
 
 @rule("index_fill")
-def index_fill(call: Call) -> Result:
+def index_fill(call: Call) -> OutputAxes:
     """self[…, index[i], …] = value"""
     (place,) = call.dims()
     pin(call.input[place])
@@ -33,7 +33,7 @@ def index_fill(call: Call) -> Result:
 
 
 @rule("gather", "take_along_dim")
-def gather(call: Call) -> Result:
+def gather(call: Call) -> OutputAxes:
     """result[i, j] = self[index[i, j], j]: units of the other axes stay beside their indices.
 
     Entries at the indices of a `topk` are found wherever they are: the scores of the experts that a router picks.
@@ -56,7 +56,7 @@ def gather(call: Call) -> Result:
 
 
 @rule("scatter_add")
-def scatter_add(call: Call) -> Result:
+def scatter_add(call: Call) -> OutputAxes:
     """self[index[i, j], j] += src[i, j]"""
     x, index, source = call.tensors
     (place,) = call.dims()
