@@ -292,8 +292,8 @@ def test_a_start_that_violates_the_constraints_is_refused(toy):
 def test_a_completed_run_file_survives_the_store(run_file):
     run = loading.load(run_file()).design
     assert from_document(RunFile, json.loads(json.dumps(to_document(run)))) == run
-    assert run.is_same_study(replace(run, workers=3, answers="elsewhere.sqlite"))
-    assert not run.is_same_study(replace(run, models=dict(reversed(run.models.items()))))
+    assert not run.difference(replace(run, workers=3, answers="elsewhere.sqlite"))
+    assert run.difference(replace(run, models=dict(reversed(run.models.items())))) == "the order of models"
 
 
 def test_variables_of_one_of_several_methods_count(toy):

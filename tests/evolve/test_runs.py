@@ -63,7 +63,7 @@ def test_changed_weights_are_another_study(interrupted, tmp_path):
     place = tmp_path / "left.safetensors"
     kept = load_file(place)
     save_file({**kept, "weight": kept["weight"] + 1}, place)
-    with pytest.raises(InputError, match=r"left\.safetensors: has changed since .*s\.sqlite was started"):
+    with pytest.raises(InputError, match=r"left\.safetensors has changed since .*s\.sqlite was started"):
         start(toy(), file, resume=True)
     save_file(kept, place)
     study = start(toy(), file, resume=True)

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from torch import nn
 
-from merganser.checkpoints.tokenizer import tokenizer_stamp
 from merganser.errors import InputError, did_you_mean, require
+from merganser.evaluate.model_files import settings_files
 from merganser.evaluate.records import Placed, Records, read_records
 from merganser.strict_json import parse_json
 
@@ -37,7 +37,8 @@ class Examiner(Protocol):
 
 def tokenizer_at(path: str) -> Any:
     """Return the tokenizer of a directory or hub id; without a padding token it pads with the end of text."""
-    return _read_tokenizer(path, tokenizer_stamp(Path(path)))
+    stats = [(file.name, file.stat()) for file in settings_files(Path(path))]
+    return _read_tokenizer(path, tuple((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats))
 
 
 @lru_cache(maxsize=8)

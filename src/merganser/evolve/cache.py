@@ -6,23 +6,17 @@ endpoint and question as an earlier one does not ask again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from merganser.errors import InputError
+from merganser.evaluate.fingerprints import FORMAT, hash_asking, hash_question, hash_tokenizer, hash_value
 from merganser.evaluate.questions import Asked
 from merganser.strict_json import parse_json
-
-#: Incremented if a later version would answer the same question differently.
-FORMAT = "1"
-#: Fields of an examiner that do not affect its answers.
-_INERT = ("source", "test", "batch", "tokenizer", "examples")
 
 
 class AnswerCache:
@@ -77,23 +71,5 @@ def answer_keys(examiner: Asked, weights: str, items: Sequence[int]) -> list[str
         weights: The identity of the model's weights.
         items: Numbers of its questions.
     """
-    how = {name: value for name, value in asdict(examiner).items() if name not in _INERT}
-    solved = getattr(examiner, "solved", ())
-    asked = [FORMAT, weights, type(examiner).__name__, _tokenizer_hash(examiner.tokenizer), how, solved]
-    start = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode())
-    keys = []
-    for item in items:
-        record = {name: value for name, value in examiner.records[item].items() if name != "place"}
-        digest = start.copy()
-        digest.update(json.dumps(record, sort_keys=True, default=str).encode())
-        keys.append(digest.hexdigest())
-    return keys
-
-
-def _tokenizer_hash(tokenizer: str) -> str:
-    """Return the hash of the files of a tokenizer; for one from the hub, of its name."""
-    files = sorted(f for g in ("tokenizer*", "vocab*", "merges*", "special*", "chat*") for f in Path(tokenizer).glob(g))
-    digest = hashlib.sha256(b"" if files else tokenizer.encode())
-    for file in files:
-        digest.update(file.read_bytes() if file.is_file() else b"")
-    return digest.hexdigest()
+    how = [FORMAT, weights, hash_asking(examiner), hash_tokenizer(examiner.tokenizer)]
+    return [hash_value([*how, hash_question(examiner, item)]) for item in items]

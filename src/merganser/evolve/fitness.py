@@ -23,6 +23,8 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.live import LiveModule
 from merganser.engine.modules import ModuleTensors
 from merganser.errors import InputError
+from merganser.evaluate.fingerprints import hash_module
+from merganser.evaluate.loaders import Loader
 from merganser.evaluate.questions import SCORE, Asked, Examiner
 from merganser.evolve.cache import AnswerCache, answer_keys
 from merganser.evolve.design import BASE
@@ -183,8 +185,8 @@ class MergedModels:
         return AnswerCache(self.answers).ask(keys, items, examine)
 
     def _weights(self, endpoint: str, quantize: Quantization | None) -> str:
-        """Return the identity of an endpoint's weights: its bytes, and those of the base, whose names it uses. If
-        the output changes, which may depend on all models, all of them count.
+        """Return the identity of an endpoint: its bytes, those of the base, whose names it uses, and the module that
+        they are loaded into. If the output changes, which may depend on all models, all of them count.
         """
         document = endpoint_document(self.template, self.space.models, endpoint)
         paths = [document["overrides"][0]["model"], document.get("base", "")]
@@ -192,4 +194,5 @@ class MergedModels:
             paths += [model["path"] for model in document["models"]]
         hashes = [content_hash(open_checkpoint(path)) for path in paths if path]
         form = [] if quantize is None else [quantize.form]
-        return json.dumps([hashes, document.get("output"), str(self.module), *form], default=str)
+        module = hash_module(self.module) if isinstance(self.module, Loader) else {}
+        return json.dumps([hashes, document.get("output"), str(self.module), module, *form], default=str)

@@ -20,7 +20,7 @@ study's file contains it completed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +35,8 @@ from merganser.recipes.references import locate
 
 #: The `kind` of a model that a server asks.
 SERVER = "server"
+#: Keys of tasks that are read from their questions.
+READ = ("items", "strata", "test_items")
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,27 @@ class RunFile(Design):
         """Return the recipe of a candidate."""
         return self.search_space.recipe(self.template, values)
 
-    def is_same_study(self, other: RunFile) -> bool:
-        """Return whether results depend on nothing that differs; the order of models and parameters counts."""
+    def difference(self, other: RunFile) -> str:
+        """Return the first key that makes this another study, "" if there is none. The order of models counts.
+
+        What is read from the questions comes last: it differs because of something else.
+        """
         one, two = (
-            replace(run, workers=1, answers=None, model=replace(run.model, device="cpu")) for run in (self, other)
+            to_document(replace(run, workers=1, answers=None, model=replace(run.model, device="cpu")))
+            for run in (self, other)
         )
-        return str(to_document(one)) == str(to_document(two))
+        return _difference(one, two, READ) or _difference(one, two)
+
+
+def _difference(one: Any, two: Any, ignored: Sequence[str] = (), where: str = "") -> str:
+    """Return the place of the first difference of two documents, in the order of the first; "" if they are equal."""
+    if not isinstance(one, dict) or not isinstance(two, dict):
+        return where if repr(one) != repr(two) else ""
+    for key in (each for each in {**one, **two} if each not in ignored):
+        place = f"{where}.{key}".lstrip(".")
+        if found := _difference(one[key], two[key], ignored, place) if key in one and key in two else place:
+            return found
+    return f"the order of {where or 'keys'}" if list(one) != list(two) else ""
 
 
 def read_run_file(text: str, root: str | Path = ".", source: str = "run file") -> RunFile:

@@ -15,12 +15,15 @@ from merganser.checkpoints.hashing import content_hash
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError
 from merganser.evaluate.examiners import embeddings
+from merganser.evaluate.fingerprints import hash_examiner, hash_module
+from merganser.evaluate.loaders import Loader
+from merganser.evaluate.model_files import hash_settings
 from merganser.evaluate.questions import Asked
 from merganser.evolve import calibrations
 from merganser.evolve.fitness import MergedModels
 from merganser.evolve.loading import LoadedRun, load
 from merganser.evolve.preparation import Calibration
-from merganser.evolve.runfile import RunFile
+from merganser.evolve.runfile import READ, RunFile
 from merganser.evolve.running import Listener
 from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
@@ -71,7 +74,7 @@ def start(
         if known:
             opened.resume(loaded.evaluate, **settings)
         else:
-            opened.run(loaded.design, loaded.evaluate, **settings, files=_hash_files(loaded.design))
+            opened.run(loaded.design, loaded.evaluate, **settings, inputs=_hash_inputs(loaded))
     except BaseException:
         opened.close()
         raise
@@ -106,25 +109,35 @@ def _check_same_study(loaded: LoadedRun, study: Study, resume: bool) -> None:
         raise InputError(f"{place}: contains a study that was started from Python; choose another file")
     if not resume:
         raise InputError(f"{place}: already contains a study; continue it (resume=True), or choose another file")
-    if not loaded.design.is_same_study(started):
+    difference = loaded.design.difference(started)
+    before, now = study.store.get("inputs") or {}, _hash_inputs(loaded)
+    changed = [each for each in (*before, *now) if before.get(each) != now.get(each)]
+    if difference and (not changed or difference.rpartition(".")[2] not in READ):
         raise InputError(
-            f"{loaded.source}: differs from the run file that {place} was started with; start another study"
+            f"{loaded.source}: {difference} differs from the run file that {place} was started with; start another "
+            "study"
         )
-    before, now = study.store.get("files") or {}, _hash_files(loaded.design)
-    if changed := [path for path in before if before[path] != now.get(path)]:
-        raise InputError(f"{changed[0]}: has changed since {place} was started; start another study")
+    for each in changed:
+        how = "is new" if each not in before else "is gone" if each not in now else "has changed"
+        raise InputError(f"{each} {how} since {place} was started; start another study")
 
 
-def _hash_files(run: RunFile) -> dict[str, str]:
-    """Return hashes of the weights and data that a run file names, by path."""
+def _hash_inputs(loaded: LoadedRun) -> dict[str, str]:
+    """Return a hash of everything besides the run file that decides answers: weights, the files beside them, code,
+    questions and how they are asked, calibrations.
+    """
+    run, evaluate = loaded.design, loaded.evaluate
     models = dict.fromkeys([*([run.base] if run.base else []), *run.models.values()])
     found = {path: content_hash(open_checkpoint(path)) for path in models}
-    for entry in run.tasks.values():
-        test = entry.test if isinstance(entry.test, str) else None
-        calibration = [] if entry.calibration is None else calibrations.find_files(entry.calibration)
-        for path in (entry.data, test, entry.options.get("examples"), *calibration):
-            if isinstance(path, str) and Path(path).is_file():
-                found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    if isinstance(evaluate, MergedModels) and isinstance(evaluate.module, Loader):
+        found |= hash_module(evaluate.module)
+    for path in (*models, run.model.tokenizer):
+        found |= hash_settings(path) if path else {}
+    for name, entry in run.tasks.items():
+        for part, digest in hash_examiner(evaluate.examiners[name]).items():
+            found[part if entry.kind == "function" else f"tasks.{name}.{part}"] = digest
+        for path in [] if entry.calibration is None else calibrations.find_files(entry.calibration):
+            found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     return found
 
 

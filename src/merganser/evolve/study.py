@@ -76,18 +76,18 @@ class Study(Shown):
         workers: int = 1,
         ray: str | None = None,
         on_event: Listener | None = None,
-        files: Mapping[str, str] | None = None,
+        inputs: Mapping[str, str] | None = None,
     ) -> Trial | None:
         """Run a new study to its end; return the winner, or None if there are several objectives.
 
-        `files` are hashes of the files that the design depends on, by path; they are stored with it.
+        `inputs` are hashes of what answers depend on besides the design, by name; they are stored with it.
         """
         if self.store.get("design") is not None:
             raise InputError(f"{self.store.path}: already contains a study; resume it, or choose another file")
         with self._locked():
             run = _run(self.store, design, evaluate, calibration, workers, ray, on_event)
             # Everything invalid has been refused by now, without changing the file.
-            self.store.set(design=to_document(design), files=dict(files or {}))
+            self.store.set(design=to_document(design), inputs=dict(inputs or {}))
             return self._completed(run)
 
     def resume(
