@@ -1,5 +1,5 @@
 """What a moved slider costs: a re-merge into the model in memory, beside the text it then writes; and how long the
-first view of every screen takes in Chromium.
+first view of every screen takes in Chromium. Python must be able to write byte code, or every start compiles it again.
 
     python -m benchmarks.studio MODELS --base NAME --models NAME NAME
 
@@ -10,13 +10,16 @@ Chromium (`apt install chromium`, `pip install playwright`).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,51 +102,71 @@ WATCH = """(() => {
 
 
 def measure_views(folder: Path, base: str, model: str, repeats: int) -> None:
-    """Print how long every screen takes in Chromium: to its first paint, and until its content is there, beside an
-    empty page of the same server.
+    """Print how long every screen takes in Chromium, each from a studio that was just started: to its first paint,
+    until its content is there, and the processor seconds of the studio from its start to then.
     """
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        empty = statistics.median(_load_empty(browser, folder) for _ in range(repeats))
+        print(f"an empty page     {empty:5.0f} ms until it is loaded, without script and style; load {_load()}")
+        for screen, text in SCREENS.items():
+            where = screen.replace("BASE", base).replace("MODEL", model)
+            found = [_load_screen(browser, folder, where, text) for _ in range(repeats)]
+            paint, useful, processor = (statistics.median(each) for each in zip(*found, strict=True))
+            print(
+                f"{screen:<34} {paint:5.0f} ms to the first paint, {useful:5.0f} ms to its content, "
+                f"{processor:.2f} s of processor; load {_load()}"
+            )
+        browser.close()
+
+
+def _load() -> str:
+    return f"{os.getloadavg()[0]:.1f}"
+
+
+@contextlib.contextmanager
+def _studio(folder: Path) -> Iterator[tuple[int, str, str]]:
+    """Start a studio; yields its process, its address and its token."""
     command = [sys.executable, "-m", "merganser", "studio", str(folder), "--port", "0", "--json", "--state"]
-    with tempfile.TemporaryDirectory() as state, sync_playwright() as driver:
+    with tempfile.TemporaryDirectory() as state:
         server = subprocess.Popen([*command, state], stdout=subprocess.PIPE, text=True)
         try:
             address, _, token = json.loads((server.stdout or sys.stdin).readline())["url"].partition("#token=")
-            browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-            empty = statistics.median(_load_empty(browser, address) for _ in range(repeats))
-            print(f"an empty page     {empty:5.0f} ms until it is loaded, without script and style")
-            for screen, text in SCREENS.items():
-                where = f"{address}#/{screen.replace('BASE', base).replace('MODEL', model)}"
-                found = [_load_screen(browser, where, token, text) for _ in range(repeats)]
-                paint, useful = (statistics.median(each) for each in zip(*found, strict=True))
-                print(f"{screen:<34} {paint:5.0f} ms to the first paint, {useful:5.0f} ms to its content")
-            browser.close()
+            yield server.pid, address, token
         finally:
             server.kill()
             server.wait()
 
 
-def _load_empty(browser: Any, address: str) -> float:
-    page = browser.new_page()
-    page.route("**/studio.*", lambda route: route.abort())
-    page.goto(address)
-    found: float = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
-    page.close()
-    return found
+def _processor(process: int) -> float:
+    words = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _load_screen(browser: Any, address: str, token: str, text: str) -> tuple[float, float]:
-    """Return the milliseconds from the navigation to the first paint and to the text, with nothing in the cache."""
-    page = browser.new_page()
-    page.add_init_script(f"sessionStorage.setItem('merganser-token', {token!r})")
-    page.add_init_script(WATCH.replace("TEXT", json.dumps(text)))
-    page.goto(address)
-    painted = "performance.getEntriesByName('first-contentful-paint')[0]"
-    page.wait_for_function(f"() => window.useful && {painted}", timeout=120_000)
-    found = page.evaluate(f"[{painted}.startTime, window.useful]")
-    page.close()
-    return found[0], found[1]
+def _load_empty(browser: Any, folder: Path) -> float:
+    with _studio(folder) as (_, address, _), contextlib.closing(browser.new_page()) as page:
+        page.route("**/studio.*", lambda route: route.abort())
+        page.goto(address)
+        found: float = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
+        return found
+
+
+def _load_screen(browser: Any, folder: Path, screen: str, text: str) -> tuple[float, float, float]:
+    """Return the milliseconds from the navigation to the first paint and to the text, with nothing in the cache, and
+    the processor seconds of the studio from its start until then.
+    """
+    with _studio(folder) as (process, address, token), contextlib.closing(browser.new_page()) as page:
+        page.add_init_script(f"sessionStorage.setItem('merganser-token', {token!r})")
+        page.add_init_script(WATCH.replace("TEXT", json.dumps(text)))
+        page.goto(f"{address}#/{screen}")
+        painted = "performance.getEntriesByName('first-contentful-paint')[0]"
+        page.wait_for_function(f"() => window.useful && {painted}", timeout=120_000)
+        processor = _processor(process)
+        paint, useful = page.evaluate(f"[{painted}.startTime, window.useful]")
+        return paint, useful, processor
 
 
 def main() -> None:

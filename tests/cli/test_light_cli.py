@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -19,6 +20,13 @@ def test_no_command_module_imports_anything_heavy():
 
 def test_the_engine_and_its_methods_start_without_scipy():
     script = "import sys, merganser.recipes.running; print('scipy.linalg' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "False"
+
+
+def test_a_look_at_a_study_does_not_wait_for_the_distributions_of_scipy():
+    pytest.importorskip("scipy")
+    script = "import sys, merganser.evolve.study, merganser.report.studies; print('scipy.stats' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "False"
 

@@ -6,14 +6,21 @@ import contextlib
 import socket
 import sys
 import threading
+import time
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from merganser.cli.options import Device, Json
 from merganser.cli.output import emit, say
+
+if TYPE_CHECKING:
+    from merganser.studio.gate import Gate
+
+#: Seconds without a request after which the studio uses the time for imports.
+QUIET = 1.0
 
 
 def command(
@@ -54,11 +61,20 @@ def command(
         emit({"event": "serving", "url": address})
     else:
         say(f"studio on {directory.resolve()}\n{address}\nCtrl-C stops the studio; jobs continue.", sys.stderr)
-    threading.Thread(target=import_module, args=("torch",), daemon=True).start()  # most screens need it
+    threading.Thread(target=_import_torch, args=(app,), daemon=True).start()
     if browser and not as_json:
         threading.Timer(0.5, _show, [address]).start()
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
     uvicorn.Server(config).run(sockets=[listening])
+
+
+def _import_torch(app: Gate) -> None:
+    """Import torch, which most screens need sooner or later, once the first page is there and nothing is asked: the
+    import takes a processor for seconds, and holds up every answer meanwhile.
+    """
+    while app.asked is None or time.monotonic() - app.asked < QUIET:
+        time.sleep(QUIET / 4)
+    import_module("torch")
 
 
 def _listen(port: int) -> socket.socket:

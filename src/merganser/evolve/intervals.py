@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.stats import norm, t
+from scipy.special import ndtri, stdtrit
 
 from merganser.evolve.arrays import Array
 from merganser.evolve.objectives import Objective
@@ -57,9 +57,9 @@ def score_interval(values: Array, level: float = 0.95) -> Interval:
     """
     mean, count = float(values.mean()), len(values)
     if not _graded(values):
-        reach = float(t.ppf(0.5 + level / 2, count - 1)) * standard_error(values) if count > 1 else float("inf")
+        reach = float(stdtrit(count - 1, 0.5 + level / 2)) * standard_error(values) if count > 1 else float("inf")
         return Interval(mean, mean - reach, mean + reach)
-    z = float(norm.ppf(0.5 + level / 2))
+    z = float(ndtri(0.5 + level / 2))
     centre = (mean + z**2 / (2 * count)) / (1 + z**2 / count)
     reach = z / (1 + z**2 / count) * float((mean * (1 - mean) / count + z**2 / (4 * count**2)) ** 0.5)
     return Interval(mean, min(mean, centre - reach), max(mean, centre + reach))
@@ -158,7 +158,7 @@ def paired_interval(
             mean = float(values.sum()) / (count + 2)
             centre += mean
             variance += (float((values**2).sum() + scale**2) / (count + 2) - mean**2) / (count + 2)
-    quantile = float(norm.ppf(0.5 + level / 2) if freedom == float("inf") else t.ppf(0.5 + level / 2, max(freedom, 1)))
+    quantile = float(ndtri(0.5 + level / 2) if freedom == float("inf") else stdtrit(max(freedom, 1), 0.5 + level / 2))
     reach = quantile * variance**0.5
     return Interval(difference, min(difference, centre - reach), max(difference, centre + reach))
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from merganser.evolve import subsets
 from merganser.evolve.arrays import Array
@@ -149,6 +148,8 @@ def agreement(study: Study, task: str, prepared: Prepared) -> Agreement | None:
     labels = [label for label in full if label in estimated]
     if len(labels) < 2:
         return None
+    from scipy.stats import spearmanr  # slow to import
+
     answers = np.array([full[label] for label in labels])
     truth, guess = answers.mean(1), np.array([estimated[label] for label in labels])
     constant = np.ptp(truth) == 0 or np.ptp(guess) == 0

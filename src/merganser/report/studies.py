@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import spearmanr
-
 from merganser.evolve.costs import StudyCost
 from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
@@ -190,6 +188,7 @@ def _telling(names: list[str], trials: Sequence[Trial], scores: Sequence[float])
     """Return the variables to draw: all if they fit, else those whose ranks go along with the score most."""
     if len(names) <= AXES:
         return names
+    from scipy.stats import spearmanr  # slow to import
 
     def strength(name: str) -> float:
         values = [(trial.values or {})[name] for trial in trials]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -39,12 +40,15 @@ class Gate:
     def __init__(self, app: App, token: str) -> None:
         self._app = app
         self._token = token.encode()
+        #: When the last request came (`time.monotonic`); None before the first.
+        self.asked: float | None = None
 
     async def __call__(self, scope: RequestScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
+        self.asked = time.monotonic()
         if refused := self._refuse(scope):
             await _answer(send, *refused)
             return

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import expit
-from scipy.stats import norm
+from scipy.special import expit, ndtri
 
 from merganser.evolve.arrays import Array
 
@@ -25,7 +24,7 @@ class Posterior:
 
     def interval(self, level: float = 0.95) -> tuple[Array, Array]:
         """Return the ends of the interval of each coordinate at the confidence `level`."""
-        reach = norm.ppf(0.5 + level / 2) * np.sqrt(np.diag(self.covariance))
+        reach = ndtri(0.5 + level / 2) * np.sqrt(np.diag(self.covariance))
         return self.mean - reach, self.mean + reach
 
 

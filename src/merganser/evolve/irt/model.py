@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import expit
-from scipy.stats import norm
+from scipy.special import expit, ndtri
 
 from merganser.errors import CheckpointError, InputError
 from merganser.evolve.arrays import Array
@@ -149,7 +148,7 @@ class IRT:
         if self.covariances is None:
             raise InputError("these abilities have no uncertainty; fit them to answers to get intervals")
         errors = np.sqrt(np.diagonal(self.covariances, axis1=1, axis2=2))
-        reach = norm.ppf(0.5 + level / 2) * errors
+        reach = ndtri(0.5 + level / 2) * errors
         return self.abilities - reach, self.abilities + reach
 
     def select(self, items: Sequence[int] | ArrayLike) -> IRT:
