@@ -1,16 +1,16 @@
 // Pictures: SVG lines and points, canvas heat maps. Each has a text that says what it shows.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { number } from "./format.js";
+import { ends, number } from "./format.js";
 
 export const SERIES = ["var(--s0)", "var(--s1)", "var(--s2)", "var(--s3)", "var(--s4)", "var(--s5)"];
-const H = 240, L = 64, R = 12, T = 10, B = 34;
+const H = 250, L = 64, R = 12, T = 24, B = 34;
 
 /** The width of a drawing, that of its place, so that letters have one size everywhere; and the place. */
-function useWidth() {
+function useWidth(most = 860) {
   const place = useRef();
   const [width, set] = useState(640);
   useEffect(() => {
-    const watcher = new ResizeObserver(([entry]) => set(Math.max(280, Math.min(860, Math.floor(entry.contentRect.width)))));
+    const watcher = new ResizeObserver(([entry]) => set(Math.max(280, Math.min(most, Math.floor(entry.contentRect.width)))));
     watcher.observe(place.current);
     return () => watcher.disconnect();
   }, []);
@@ -24,6 +24,18 @@ const ticks = (low, high, want = 5, whole = false) => {
   for (let x = Math.ceil(low / step) * step; x <= high + step * 1e-9; x += step) found.push(Math.abs(x) < step * 1e-9 ? 0 : x);
   return found;
 };
+/** Powers of ten, with their doubles and fives where these are few, between two logarithms. */
+const decades = (low, high) => {
+  const powers = Array.from({ length: Math.ceil(high) - Math.floor(low) + 1 }, (_, i) => 10 ** (Math.floor(low) + i));
+  const all = high - low > 2 ? powers : powers.flatMap((p) => [p, 2 * p, 5 * p]);
+  return all.filter((v) => Math.log10(v) >= low && Math.log10(v) <= high);
+};
+/** The labels of ticks, without decimals that are zero in all of them. */
+const labelled = (values, format) => {
+  let texts = values.map(format);
+  while (texts.length && texts.every((t) => /\.\d*0(?!\d)/.test(t))) texts = texts.map((t) => t.replace(/(\.\d*?)0(?!\d)/, "$1").replace(/\.(?!\d)/, ""));
+  return texts;
+};
 const extent = (values, pad = 0.04) => {
   const sound = values.filter((v) => v != null && Number.isFinite(v));
   if (!sound.length) return [0, 1];
@@ -33,13 +45,15 @@ const extent = (values, pad = 0.04) => {
   return [low - room, high + room];
 };
 
-/** Lines and points: `series` of `{name, x, y, dots, line, dashed}`; `mark` draws an upright line. */
-export function Chart({ series, x = "", y = "", title, mark, format = (v) => number(v, 4) }) {
+/** Lines and points: `series` of `{name, x, y, dots, line, dashed}`; `mark` draws an upright line, `log` is about y. */
+export function Chart({ series: given, x = "", y = "", title, mark, log = false, format = (v) => number(v, 4) }) {
   const [W, place] = useWidth();
   const [near, set] = useState(null);
+  const series = log ? given.map((s) => ({ ...s, y: s.y.map((v) => (v > 0 ? v : null)) })) : given;
   const shown = series.filter((s) => s.y.length);
-  const [x0, x1] = extent(shown.flatMap((s) => s.x), 0), [y0, y1] = extent(shown.flatMap((s) => s.y));
-  const px = (v) => L + ((v - x0) / (x1 - x0)) * (W - L - R), py = (v) => H - B - ((v - y0) / (y1 - y0)) * (H - T - B);
+  const [x0, x1] = extent(shown.flatMap((s) => s.x), 0), up = (v) => (log ? Math.log10(v) : v);
+  const [y0, y1] = extent(shown.flatMap((s) => s.y.map((v) => (v == null ? v : up(v)))));
+  const px = (v) => L + ((v - x0) / (x1 - x0)) * (W - L - R), py = (v) => H - B - ((up(v) - y0) / (y1 - y0)) * (H - T - B);
   const points = shown.flatMap((s, i) => s.x.map((v, j) => ({ s, i, x: v, y: s.y[j], label: s.labels?.[j] })).filter((p) => p.y != null));
   const move = (event) => {
     const box = event.currentTarget.getBoundingClientRect();
@@ -48,11 +62,13 @@ export function Chart({ series, x = "", y = "", title, mark, format = (v) => num
     for (const p of points) { const d = (px(p.x) - mx) ** 2 + (py(p.y) - my) ** 2; if (d < least) [best, least] = [p, d]; }
     set(best);
   };
+  const heights = log ? decades(y0, y1) : ticks(y0, y1, 6), texts = labelled(heights, format);
   const color = (s, i) => s.color ?? SERIES[i % SERIES.length];
   return (
     <figure class="chart" ref={place}>
       <svg viewBox={`0 0 ${W} ${H}`} role="img" aria-label={`${title}. ${shown.map((s) => `${s.name}: ${s.y.length} points`).join("; ")}`} onMouseMove={move} onMouseLeave={() => set(null)}>
-        {ticks(y0, y1, 6).map((v) => <g key={v}><line class="grid" x1={L} x2={W - R} y1={py(v)} y2={py(v)} /><text x={L - 8} y={py(v) + 4} text-anchor="end">{format(v)}</text></g>)}
+        {heights.map((v, i) => <g key={v}><line class="grid" x1={L} x2={W - R} y1={py(v)} y2={py(v)} /><text x={L - 8} y={py(v) + 4} text-anchor="end">{texts[i]}</text></g>)}
+        <text x={0} y={11} class="axis">{y}</text>
         {ticks(x0, x1, W < 500 ? 4 : 7, shown.every((s) => s.x.every(Number.isInteger))).map((v) => <text key={v} x={px(v)} y={H - B + 16} text-anchor="middle">{number(v, 4)}</text>)}
         <text x={(L + W - R) / 2} y={H - 3} text-anchor="middle" class="axis">{x}</text>
         {mark != null && <line class="mark" x1={px(mark)} x2={px(mark)} y1={T} y2={H - B} />}
@@ -64,8 +80,7 @@ export function Chart({ series, x = "", y = "", title, mark, format = (v) => num
         {near && <circle cx={px(near.x)} cy={py(near.y)} r="6" class="near" />}
       </svg>
       <figcaption>
-        {shown.length > 1 || y ? shown.map((s, i) => <span key={s.name} class="legend"><i class="swatch" style={{ background: color(s, i) }} />{s.name}</span>) : null}
-        {y && <span class="muted">{y}</span>}
+        {shown.length > 1 ? shown.map((s, i) => <span key={s.name} class="legend"><i class="swatch" style={{ background: color(s, i) }} />{s.name}</span>) : null}
         <span class="told">{near ? `${near.label ?? near.s.name}: ${number(near.x, 4)} → ${format(near.y)}` : ""}</span>
       </figcaption>
     </figure>
@@ -77,18 +92,20 @@ const ramp = (t, dark) => {
   const at = Math.max(0, Math.min(0.9999, t)) * (stops.length - 1), i = Math.floor(at), f = at - i;
   return `rgb(${stops[i].map((c, k) => Math.round(c + (stops[i + 1][k] - c) * f)).join(",")})`;
 };
+/** Whether letters on a colour of the ramp must be those of the other end. */
+const contrasts = (t, dark) => (dark ? t > 0.55 : t > 0.45);
 const isDark = () => getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
 
 /** A matrix in colour. Arrow keys walk over it, Enter or a click picks a cell. `values[row][column]` may be null; `marks`
  * are letters on cells, `[row, column, letter]`. */
 export function HeatMap({ values, rows, columns, title, low, high, onPick, format = (v) => number(v, 3), cell = 14, labels = true, square = false, log = false, marks = [] }) {
-  const [room, place] = useWidth();
+  const [room, place] = useWidth(1100);
   const canvas = useRef();
   const [at, set] = useState(null);
   const flat = values.flat().filter((v) => v != null && Number.isFinite(v));
   const least = low ?? Math.min(...flat, 0), most = high ?? Math.max(...flat, 1e-12);
   const wide = columns.length, tall = rows.length, beside = labels ? 16 + 6.4 * Math.max(0, ...rows.map((r) => r.length)) : 4;
-  const [w, h] = useMemo(() => square ? Array(2).fill(Math.max(2, Math.min(cell, Math.floor((room - beside) / wide)))) : [Math.max(4, Math.min(wide <= 4 ? 120 : 60, Math.floor((room - beside) / wide))), Math.max(3, Math.min(cell, Math.floor(460 / tall)))], [wide, tall, cell, square, room, beside]);
+  const [w, h] = useMemo(() => square ? Array(2).fill(Math.max(2, Math.min(cell, Math.floor((room - beside) / wide)))) : [Math.max(4, Math.min(wide <= 4 ? 180 : 112, Math.floor((room - beside) / wide))), Math.max(3, Math.min(tall <= 24 ? Math.max(cell, 20) : cell, Math.floor(460 / tall)))], [wide, tall, cell, square, room, beside]);
   const [theme, setTheme] = useState(isDark());
   useEffect(() => {
     const change = () => setTheme(isDark());
@@ -102,11 +119,18 @@ export function HeatMap({ values, rows, columns, title, low, high, onPick, forma
     [c.width, c.height] = [wide * w * scale, tall * h * scale];
     const pen = c.getContext("2d");
     pen.scale(scale, scale);
+    Object.assign(pen, { font: "11px system-ui, sans-serif", textAlign: "center", textBaseline: "middle" });
     values.forEach((row, i) => row.forEach((v, j) => {
       if (v == null) return;
       const [a, b, c] = log ? [v, least, most].map((x) => Math.log(Math.max(x, 1e-12))) : [v, least, most];
-      pen.fillStyle = ramp((a - b) / (c - b || 1), theme);
+      const t = (a - b) / (c - b || 1);
+      pen.fillStyle = ramp(t, theme);
       pen.fillRect(j * w, i * h, w - (w > 6 ? 1 : 0), h - (h > 6 ? 1 : 0));
+      if (h < 18 || w < 30) return;
+      const text = format(v);
+      if (pen.measureText(text).width > w - 8) return;
+      pen.fillStyle = ramp(contrasts(t, theme) ? 0 : 1, theme);
+      pen.fillText(text, (j + 0.5) * w, (i + 0.5) * h);
     }));
   }, [values, w, h, least, most, theme]);
   const find = (event) => {
@@ -127,14 +151,14 @@ export function HeatMap({ values, rows, columns, title, low, high, onPick, forma
     <figure class="chart heat" ref={place}>
       <div class="scroll">
         <div class="heat-grid" style={{ gridTemplateColumns: `max-content ${wide * w}px` }}>
-          {labels && <div class="heat-rows" style={{ lineHeight: `${h}px` }}>{rows.map((r, i) => <span key={r} style={{ height: `${h}px` }}>{h >= 10 || i % Math.ceil(10 / h) === 0 ? r : ""}</span>)}</div>}
+          {labels && <div class="heat-rows" style={{ lineHeight: `${h}px` }}>{rows.map((r, i) => <span key={r} style={{ height: `${h}px` }}>{h >= 12 || i % Math.ceil(13 / h) === 0 ? r : ""}</span>)}</div>}
           <div class="heat-frame">
             <canvas ref={canvas} tabindex="0" role="img" aria-label={`${title}. ${tall} rows, ${wide} columns${told ? `. ${told}` : ""}`} style={{ width: `${wide * w}px`, height: `${tall * h}px`, cursor: onPick ? "pointer" : "default" }}
               onMouseMove={(e) => set(find(e))} onMouseLeave={() => set(null)} onClick={(e) => { const f = find(e); if (f) onPick?.(...f); }} onKeyDown={walk} />
             {marks.map(([i, j, letter]) => <b key={letter} class="heat-mark" aria-hidden="true" style={{ left: `${(j + 0.5) * w}px`, top: `${(i + 0.5) * h}px` }}>{letter}</b>)}
             {at && <i class="heat-cell" style={{ left: `${at[1] * w}px`, top: `${at[0] * h}px`, width: `${w}px`, height: `${h}px` }} />}
           </div>
-          {labels && <><span /><div class={`heat-columns ${w >= Math.min(90, 8 * Math.max(...columns.map((c) => c.length))) ? "flat" : ""}`} style={{ gridTemplateColumns: `repeat(${wide}, ${w}px)` }}>{columns.map((c) => <span key={c} title={c}>{c}</span>)}</div></>}
+          {labels && <><span /><div class={`heat-columns ${columns.every((c) => c.split(/(?<=[._\s])/).every((part) => 6.6 * part.length <= w)) ? "flat" : ""}`} style={{ gridTemplateColumns: `repeat(${wide}, ${w}px)` }}>{columns.map((c) => <span key={c} title={c}>{breakable(c)}</span>)}</div></>}
         </div>
       </div>
       <figcaption>
@@ -146,6 +170,8 @@ export function HeatMap({ values, rows, columns, title, low, high, onPick, forma
   );
 }
 
+/** A name that may be broken after its dots and underscores. */
+const breakable = (text) => text.replace(/(?<=[._])/g, "\u200b");
 /** A name that keeps its end, where names of one kind differ. */
 const shorten = (text, most) => (text.length > most ? `…${text.slice(1 - most)}` : text);
 
@@ -165,7 +191,7 @@ export function Parallel({ names, rows, scores, title }) {
     <figure class="chart" ref={place}>
       <svg viewBox={`0 0 ${W} 232`} role="img" aria-label={title}>
         {order.map(([s, i]) => <polyline key={i} class="thin" style={{ stroke: `color-mix(in oklab, var(--s0) ${Math.round(100 * (s - least) / span)}%, var(--line))`, strokeWidth: s === least + span ? 3 : 1.2 }} points={names.map((_, k) => `${px(k)},${py(axes[k].at(rows[i][k]))}`).join(" ")} />)}
-        {names.map((n, k) => <g key={n}><line class="grid" x1={px(k)} x2={px(k)} y1={26} y2={196} /><text x={px(k)} y={16} text-anchor="middle">{axes[k].high}</text><text x={px(k)} y={212} text-anchor="middle">{axes[k].low}</text><text x={px(k)} y={228} text-anchor="middle" class="axis">{shorten(n, Math.max(6, Math.floor(W / names.length / 8)))}</text></g>)}
+        {ends(names).map((n, k) => <g key={n}><line class="grid" x1={px(k)} x2={px(k)} y1={26} y2={196} /><text x={px(k)} y={16} text-anchor="middle">{axes[k].high}</text><text x={px(k)} y={212} text-anchor="middle">{axes[k].low}</text><text x={px(k)} y={228} text-anchor="middle" class="axis">{shorten(n, Math.max(6, Math.floor(W / names.length / 8)))}</text></g>)}
       </svg>
       <figcaption><span class="muted">{title}</span></figcaption>
     </figure>

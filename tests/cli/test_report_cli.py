@@ -81,9 +81,9 @@ def test_a_merge_shows_its_recipe_its_checks_and_its_tensors(place):
     assert merge["kind"] == "merge"
     assert merge["methods"] == "ties"
     assert merge["checks"] == {
-        "config has 2 layers; there are 2 in layers": True,
-        "config has the vocabulary of embed_tokens.weight": True,
-        "a tokenizer is there": False,
+        "layers: 2 in config, 2 in layers": True,
+        "vocabulary: the same in config and embed_tokens.weight": True,
+        "tokenizer: its files are there": False,
         "every value is finite": True,
     }
     for part in ("base: base", "model: math", "model: code", "layers.1.weight", "model_type", "model.safetensors"):
@@ -152,7 +152,7 @@ def test_a_directory_of_several_things_is_one_page(place):
     assert "What is in runs" in page
     assert '<a href="#expert-library-library">library</a>' in page
     assert '<a href="#checkpoint-one">one</a>' in page
-    assert "merged by ties; 3 tensors, 288 parameters; FAILED: a tokenizer is there" in page
+    assert "merged by ties; 3 tensors, 288 parameters; FAILED: tokenizer: its files are there" in page
     headings = re.findall(r"<h2 id=\"([^\"]*)\">([^<]*)</h2>", page)
     assert headings == [("expert-library-library", "Expert library: library"), ("checkpoint-one", "Checkpoint: one")]
 

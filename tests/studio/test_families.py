@@ -1,6 +1,7 @@
 """The base of a folder is found by its name or by its weights."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -48,6 +49,20 @@ def test_a_merge_between_them_is_not_taken_for_the_base(tuned):
 def test_a_model_called_base_is_the_base(tuned):
     put(tuned, "my-base", torch.ones(64, 32))
     assert family(tuned)["base"] == "my-base"
+
+
+def test_a_base_is_found_among_many_and_a_file_cut_short_is_left_out(tuned):
+    for number in range(20):
+        put(tuned, f"tune-{number}", torch.randn(64, 32))
+    put(tuned, "the-base", torch.ones(64, 32))
+    file = tuned / "the-base" / "model.safetensors"
+    os.utime(file, (1, 1))
+    assert family(tuned)["base"] == "the-base"
+    file.write_bytes(file.read_bytes()[:-8])
+    assert family(tuned)["base"] != "the-base"
+    assert "the-base" not in family(tuned)["models"]
+    [found] = [item for item in discover(Roots([tuned])) if item.path == "the-base"]
+    assert found.facts["damaged"]
 
 
 def test_models_of_other_sizes_are_other_families(tuned):

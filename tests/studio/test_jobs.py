@@ -76,6 +76,21 @@ def test_a_merge_is_what_the_command_line_merges(client, folder):
     assert client.get("/api/jobs").json() == []
 
 
+def test_a_merge_replaces_a_directory_only_if_asked_to(client):
+    values = {"text": RECIPE, "out": "code"}
+    refused = client.post("/api/jobs", json={"kind": "merge", "values": values})
+    assert refused.status_code == 422
+    assert "code exists already" in refused.json()["error"]
+    assert client.get("/api/jobs").json() == []
+
+
+def test_the_name_of_an_expert_is_no_option(client):
+    values = {"base": "base", "experts": {"--html": "math", "code": "code"}}
+    refused = client.post("/api/jobs", json={"kind": "interference", "values": values})
+    assert refused.status_code == 422
+    assert "must not begin with a dash" in refused.json()["error"]
+
+
 def test_what_is_wrong_is_said_before_anything_starts(client):
     for values, message in (
         ({"text": "method: tiez\nmodels: [math]\n", "out": "m"}, "did you mean 'ties'"),

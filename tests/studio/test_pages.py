@@ -158,6 +158,48 @@ def test_a_recipe_of_mergekit_opens_in_the_mixer_with_its_own_numbers(server, vi
     assert [weights.nth(i).input_value() for i in range(2)] == ["0.7", "0.2"]
 
 
+@pytest.mark.parametrize(("screen", "label"), [("interference", "Base"), ("landscape", "From")])
+def test_a_family_that_is_found_late_does_not_replace_a_choice(server, visit, screen, label):
+    page = visit(server)
+    held = []
+    page.route("**/api/family", lambda route: held.append(route))
+    show(page, screen)
+    choice = page.get_by_label(label, exact=True)
+    choice.select_option("code")
+    page.wait_for_timeout(100)
+    with page.expect_response("**/api/family"):
+        held[0].continue_()
+    page.wait_for_timeout(300)
+    assert choice.input_value() == "code"
+
+
+def test_a_grid_over_a_family_is_ready_to_be_filled(server, visit):
+    page = visit(server)
+    show(page, "compare")
+    page.get_by_role("button", name="X/Y grid").click()
+    page.get_by_role("button", name="Fill the grid").click()
+    page.get_by_role("button", name="Stop").wait_for(state="detached")
+    assert page.locator(".grid-table td").count() == 9
+    assert page.get_by_label("Across", exact=True).input_value() == "weight of code"
+    assert page.get_by_label("Down", exact=True).input_value() == "weight of math"
+
+
+def test_a_survey_is_shown_where_it_was_asked_for(server, visit):
+    page = visit(server)
+    show(page, "interference")
+    page.get_by_label("math").check()
+    page.get_by_role("button", name="Measure").click()
+    page.get_by_role("heading", name="Layers × pairs").wait_for()
+
+
+def test_a_merge_into_a_directory_that_exists_asks_first(server, visit):
+    page = visit(server)
+    show(page, "recipe?path=recipe.yml")
+    page.get_by_label("Merge into").fill("code")
+    page.get_by_role("button", name="Merge", exact=True).click()
+    page.get_by_text("code exists already").wait_for()
+
+
 def test_a_way_downhill_has_no_barrier(server, visit):
     page = visit(server)
     show(page, "landscape")

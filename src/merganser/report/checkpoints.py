@@ -71,12 +71,12 @@ def checks_table(directory: Path, found: Contents) -> Table:
     rows: list[list[object]] = []
     if isinstance(expected := config.get("num_hidden_layers"), int) and (stacks := _stacks(found)):
         counted = ", ".join(f"{count} in {stack}" for stack, count in stacks.items())
-        rows.append([f"config has {expected} layers; there are {counted}", _yes(expected in stacks.values())])
+        rows.append([f"layers: {expected} in config, {counted}", _yes(expected in stacks.values())])
     embedding = next((t for t in found.tensors if _is_embedding(t.name) and len(t.shape) == 2), None)
     if isinstance(vocabulary := config.get("vocab_size"), int) and embedding is not None:
-        rows.append([f"config has the vocabulary of {embedding.name}", _yes(vocabulary == embedding.shape[0])])
+        rows.append([f"vocabulary: the same in config and {embedding.name}", _yes(vocabulary == embedding.shape[0])])
     if config.get("vocab_size"):
-        rows.append(["a tokenizer is there", _yes(any((directory / name).is_file() for name in _TOKENIZERS))])
+        rows.append(["tokenizer: its files are there", _yes(any((directory / name).is_file() for name in _TOKENIZERS))])
     if any(tensor.not_finite is not None for tensor in found.tensors):
         rows.append(["every value is finite", _yes(not any(tensor.not_finite for tensor in found.tensors))])
     return Table(["check", "holds"], rows, "Checks")

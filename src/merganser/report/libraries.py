@@ -80,10 +80,12 @@ def _curves(page: Page, library: Library) -> None:
     points = predict_budgets(library)
     if len(points) > 1:
         sizes = [point["bytes"] / 2**20 for point in points]
-        kept = {name: [point["energy"][name] for point in points] for name in library.experts}
-        lines = [Series(name, sizes, energies, dots=False) for name, energies in kept.items()]
-        caption = "Energy that each expert would keep if the library were built again with a smaller budget."
-        page.chart(line_chart(lines, "MiB of all expert files", "energy kept", include=[1], caption=caption))
+        lost = {name: [1 - point["energy"][name] for point in points] for name in library.experts}
+        lines = [Series(name, sizes, energies, dots=False) for name, energies in lost.items()]
+        caption = (
+            "Share of its energy that each expert would lose if the library were built again with a smaller budget."
+        )
+        page.chart(line_chart(lines, "MiB of all expert files", "energy lost", log_y=True, caption=caption))
     ranks = {name: layers for name, layers in ranks_by_layer(library).items() if layers}
     if ranks:
         order = sorted({layer for layers in ranks.values() for layer in layers}, key=natural_order)

@@ -34,11 +34,14 @@ def _merge(roots: Roots, values: Mapping[str, Any]) -> Command:
     """A recipe's text is given on standard input, from the directory that its relative paths are in."""
     text, out = str(values["text"]), _output(roots, values["out"])
     roots.prepare(text, values.get("beside"))
+    overwrite = bool(values.get("overwrite"))
+    if out.exists() and not overwrite:
+        raise InputError(f"{roots.show(out)} exists already: choose another name, or replace it")
     cwd = roots.find(values["beside"]) if values.get("beside") else roots.home
     return Command(
         "merge",
         f"Merge into {roots.show(out)}",
-        words("merge", "-", str(out), overwrite=bool(values.get("overwrite")), json=True),
+        words("merge", "-", str(out), overwrite=overwrite, json=True),
         str(cwd),
         text,
         resumable=True,
@@ -130,5 +133,7 @@ def _named(roots: Roots, experts: Any) -> list[str]:
     """Return `NAME=PATH` for every expert; a path without a name is named after its last part."""
     if not isinstance(experts, (list, dict)) or not experts:
         raise InputError("name the experts")
-    pairs = experts.items() if isinstance(experts, dict) else [(Path(e).stem or e, e) for e in map(str, experts)]
+    pairs = list(experts.items()) if isinstance(experts, dict) else [(Path(e).stem or e, e) for e in map(str, experts)]
+    if option := next((name for name, _ in pairs if name.startswith("-")), None):
+        raise InputError(f"{option}: the name of an expert must not begin with a dash")
     return [f"{name.replace('=', '-')}={roots.locate(path)}" for name, path in pairs]

@@ -145,28 +145,39 @@ def _config(path: Path | None) -> dict[str, Any]:
 
 
 def _weights(files: list[Path]) -> dict[str, Any]:
-    """Return parameters and dtypes, from the headers of safetensors files."""
-    parameters, dtypes = 0, set()
+    """Return parameters and dtypes, from the headers of safetensors files; `damaged` if one of them is cut short."""
+    parameters, dtypes, damaged = 0, set(), False
     for path in files:
         if path.suffix != ".safetensors":
             return {}
-        for name, entry in _header(path).items():
+        header, room = _header(path)
+        for name, entry in header.items():
             shape = entry.get("shape") if name != "__metadata__" and isinstance(entry, dict) else None
             if isinstance(shape, list) and all(isinstance(size, int) for size in shape):
                 parameters += math.prod(shape)
                 code = str(entry.get("dtype"))
                 dtypes.add(DTYPES.get(code, code))
-    return {"parameters": parameters, "dtypes": sorted(dtypes)} if dtypes else {}
+                damaged |= _end(entry) > room
+    found = {"parameters": parameters, "dtypes": sorted(dtypes)} if dtypes else {}
+    return found | ({"damaged": True} if damaged else {})
 
 
-def _header(path: Path) -> dict[str, Any]:
+def _end(entry: dict[str, Any]) -> int:
+    """Return where the bytes of a tensor end, from the end of the header."""
+    offsets = entry.get("data_offsets")
+    return offsets[-1] if isinstance(offsets, list) and offsets and isinstance(offsets[-1], int) else 0
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file, and the number of bytes after it."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             found = parse_json(file.read(length)) if length <= _HEADER_LIMIT else {}
+            room = path.stat().st_size - 8 - length
     except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return {}, 0
+    return (found, room) if isinstance(found, dict) else ({}, 0)
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def find_family(roots: Roots, items: Sequence[Item]) -> dict[str, list[str] | st
 
     The base is the model called so, or else the one with the smallest sum of distances to the others: fine-tunes are
     √2 times as far from each other as from their base. Two models cannot tell; the older one is taken. Results of
-    merges lie between their parents and are left out.
+    merges lie between their parents and are left out, as are files that are cut short.
 
     Args:
         roots: The directories they are in.
@@ -36,13 +36,15 @@ def find_family(roots: Roots, items: Sequence[Item]) -> dict[str, list[str] | st
     """
     groups: dict[tuple[object, object], list[Item]] = {}
     for item in items:
-        if item.kind == "checkpoint" and item.facts.get("live") and not item.facts.get("merged"):
+        left_out = item.facts.get("merged") or item.facts.get("damaged")
+        if item.kind == "checkpoint" and item.facts.get("live") and not left_out:
             groups.setdefault((item.facts.get("architecture"), item.facts.get("parameters")), []).append(item)
-    family = max(groups.values(), key=len, default=[])[:MOST]
-    if len(family) < 2:
-        return {"base": None, "models": [item.path for item in family]}
-    called = [item for item in family if re.search("base", item.path, re.IGNORECASE)]
-    base = min(called, key=lambda item: len(item.path)) if called else _nearest(roots, family)
+    group = max(groups.values(), key=len, default=[])
+    if len(group) < 2:
+        return {"base": None, "models": [item.path for item in group]}
+    called = [item for item in group if re.search("base", item.path, re.IGNORECASE)]
+    base = min(called, key=lambda item: len(item.path)) if called else _nearest(roots, group[:MOST])
+    family = [base, *(item for item in group if item is not base)][:MOST]
     others = [item.path for item in family if item is not base]
     return {"base": base.path, "models": sorted(others, key=natural_order)}
 

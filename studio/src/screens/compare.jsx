@@ -111,12 +111,14 @@ const numbers = (text) => text.split(/[\s,]+/).filter(Boolean).map(Number).filte
 function Grid({ items, prompt }) {
   const { methods: all, error } = useSchema();
   const methods = all?.filter((m) => !m.statistics.length && m.reach !== "whole");
-  const [given, set] = useKept("grid", { method: "task_arithmetic", base: "", models: [], x: "", y: "", xs: "0, 0.5, 1", ys: "0, 0.5, 1" });
+  const [kept, set] = useKept("grid", { method: "task_arithmetic", base: "", models: [], x: "", y: "", xs: "0, 0.5, 1", ys: "0, 0.5, 1" });
   const [found, collectAll] = useState([]), [shown, show] = useState(null);
-  useEffect(() => { if (!given.base && !given.models.length) family().then(({ base, models }) => base && set((g) => (g.base || g.models.length ? g : { ...g, base, models: models.slice(0, 2) })), () => {}); }, []);
+  useEffect(() => { if (!kept.base && !kept.models.length) family().then(({ base, models }) => base && set((g) => (g.base || g.models.length ? g : { ...g, base, models: models.slice(0, 2) })), () => {}); }, []);
   const play = useStream("/api/play", (e) => collectAll((before) => collect(before, e)));
-  const paths = items.map((i) => i.path), method = methods?.find((m) => m.name === given.method);
-  const known = axes(method, given.models), names = known.map(([n]) => n), put = (values) => set({ ...given, ...values });
+  const paths = items.map((i) => i.path), method = methods?.find((m) => m.name === kept.method);
+  const known = axes(method, kept.models), names = known.map(([n]) => n), put = (values) => set({ ...given, ...values });
+  const axis = (chosen, other) => (names.includes(chosen) ? chosen : names.find((n) => n !== other) ?? "");
+  const x = axis(kept.x, kept.y), given = { ...kept, x, y: axis(kept.y, x) };
   const [xs, ys] = [numbers(given.xs), numbers(given.ys)];
   const ready = given.models.length && names.includes(given.x) && names.includes(given.y) && given.x !== given.y && xs.length && ys.length && (method?.needs !== "required" || given.base);
   const run = () => {

@@ -15,7 +15,7 @@ const KINDS = [
 ];
 const facts = ({ kind, facts: f, bytes: size }) => [
   f.parameters && `${count(f.parameters)} parameters`, f.dtypes?.join(", "), f.layers && `${f.layers} layers`,
-  f.experts && `${f.experts.length} experts`, f.kind, kind !== "recipe" && kind !== "run" && bytes(size),
+  f.experts && `${f.experts.length} experts`, f.kind, f.live && "generates text", kind !== "recipe" && kind !== "run" && bytes(size),
 ].filter(Boolean).join(" · ");
 
 export function Home() {
@@ -43,9 +43,10 @@ export function Home() {
               <ul class="items">{items.filter((i) => i.kind === kind).map((item) => (
                 <li key={item.path}>
                   {screen ? <a href={link(screen, { path: item.path })}>{item.path}</a> : <span>{item.path}</span>}
-                  {item.facts.live && <Badge kind="good">generates text</Badge>}
-                  <span class="muted">{facts(item)}</span>
+                  {item.facts.damaged && <Badge kind="bad">damaged</Badge>}
+                  {item.facts.merged && <Badge>merged</Badge>}
                   <time class="muted">{ago(item.modified)}</time>
+                  <span class="muted facts-line">{facts(item)}</span>
                 </li>))}</ul>
             </Card>))}
         </div>

@@ -63,7 +63,7 @@ function Budget({ data, points, path }) {
     <Card title="A smaller budget">
       <Slider label="Budget" bare min={0} max={points.length - 1} step={1} value={at} onInput={(v) => set(Math.max(0, Math.min(points.length - 1, Math.round(v))))} />
       <p><strong>{bytes(now.bytes)}</strong> for all experts. Predicted loss of energy: {names.map((n) => `${n} ${percent(1 - now.energy[n], 1)}`).join(", ")}.</p>
-      <Chart title="Energy kept by the size of the library" x="MiB of all expert files" y="energy kept" mark={now.bytes / 2 ** 20} format={(v) => percent(v, 1)} series={names.map((n) => ({ name: n, x: points.map((p) => p.bytes / 2 ** 20), y: points.map((p) => p.energy[n]), dots: false }))} />
+      <Chart log title="Energy lost by the size of the library" x="MiB of all expert files" y="energy lost" mark={now.bytes / 2 ** 20} format={(v) => `${number(100 * v, 2)} %`} series={names.map((n) => ({ name: n, x: points.map((p) => p.bytes / 2 ** 20), y: points.map((p) => 1 - p.energy[n]), dots: false }))} />
       <div class="row end"><TextField label="Build again into" value={out} onInput={setOut} /><Button onClick={build}>Build with {bytes(now.bytes)}</Button></div>
       <Failure error={error} />
     </Card>

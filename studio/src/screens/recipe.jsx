@@ -3,7 +3,7 @@ import { get, go, keep, kept, post, query } from "../api.js";
 import { Fields, Node, put, Value } from "../form.jsx";
 import { bytes } from "../format.js";
 import { useSchema } from "../schema.js";
-import { Badge, Busy, Button, Card, Failure, family, home, Note, Prose, Select, TextField, useItems } from "../ui.jsx";
+import { Badge, Busy, Button, Card, Check, Failure, family, home, Note, Prose, Select, TextField, useItems } from "../ui.jsx";
 
 const entry = (m) => (typeof m === "string" ? { path: m } : m);
 
@@ -85,9 +85,9 @@ function Form({ state, schema, methods, edit }) {
             {m.recipe ? <Node schema={schema} of={entries.properties.recipe} label={`Model ${i + 1}, a recipe`} value={m.recipe} onInput={(v) => setModel(i, put(m, "recipe", v))} />
               : <Select label={`Model ${i + 1}`} value={m.path} empty="Choose…" options={paths(m.path)} onInput={(v) => setModel(i, { ...m, path: v })} />}
             {per.map((p) => <Value key={p.name} parameter={p} value={m[p.name] ?? d.parameters?.[p.name]} onInput={(v) => setModel(i, put(m, p.name, v))} />)}
-            <details open={Object.keys(m).some((k) => k !== "path" && k !== "recipe" && !per.some((p) => p.name === k))}><summary>More options for model {i + 1}</summary>
+            <div class="row between top"><details open={Object.keys(m).some((k) => k !== "path" && k !== "recipe" && !per.some((p) => p.name === k))}><summary>More options for model {i + 1}</summary>
               <Fields schema={schema} of={entries} value={m} except={["path", "recipe", ...schema.perModel]} onInput={(v) => setModel(i, v)} /></details>
-            <Button kind="small" aria-label={`Remove model ${i + 1}`} onClick={() => set("models", given.filter((_, k) => k !== i))}>Remove</Button>
+              <Button kind="small" aria-label={`Remove model ${i + 1}`} onClick={() => set("models", given.filter((_, k) => k !== i))}>Remove</Button></div>
           </div>)) : <Node schema={schema} of={properties.models} label="models" value={d.models} onInput={(v) => set("models", v)} />}
         {listed && <Button onClick={() => set("models", [...given, { path: fresh }])}>Add a model</Button>}
       </Card>
@@ -97,7 +97,7 @@ function Form({ state, schema, methods, edit }) {
         {shared.map((p) => <Value key={p.name} parameter={p} value={d.parameters?.[p.name]} onInput={(v) => parameter(p.name, v)} />)}
         {further.map((k) => per.some((p) => p.name === k) ? <Value key={k} parameter={{ ...per.find((p) => p.name === k), name: `${k}, all models` }} value={d.parameters[k]} onInput={(v) => parameter(k, v)} /> : <Node key={k} schema={schema} of={schema.resolve(properties.parameters).properties[k] ?? {}} label={k} value={d.parameters[k]} onInput={(v) => parameter(k, v)} />)}
       </Card>
-      <Card title="Output"><Fields schema={schema} of={schema.resolve(properties.output)} value={d.output} onInput={(v) => set("output", v)} /></Card>
+      <Card title="Output"><details open={d.output !== undefined}><summary>dtype, tokenizer, chat template, quantisation</summary><Fields schema={schema} of={schema.resolve(properties.output)} value={d.output} onInput={(v) => set("output", v)} /></details></Card>
       <Card title="More"><Fields schema={schema} of={{ properties }} value={d} except={PLACED} onInput={edit} /></Card>
     </>
   );
@@ -134,6 +134,7 @@ function Plan({ state, path }) {
   const { plan, problems, text, beside } = state;
   const [out, setOut] = useState("merged");
   const [file, setFile] = useState(path ?? "recipe.yml");
+  const [over, overwrite] = useState(false);
   const [said, say] = useState();
   const [error, fail] = useState();
   const run = (work) => { fail(); say(); work.catch(fail); };
@@ -151,7 +152,8 @@ function Plan({ state, path }) {
         <dl class="facts"><dt>Tensors</dt><dd>{plan.tensors} ({methods}{plan.copied ? `, ${plan.copied} copied` : ""})</dd><dt>Reads</dt><dd>{bytes(plan.bytes_in)}</dd><dt>Writes</dt><dd>{bytes(plan.bytes_out)} in {plan.shards} file{plan.shards > 1 ? "s" : ""}</dd><dt>Memory</dt><dd>at most {bytes(plan.memory_bound)}</dd></dl>
         {plan.notes.map((n) => <Note key={n}>{n}</Note>)}
         <div class="row end"><TextField label="Merge into" value={out} onInput={setOut} />
-          <Button kind="primary" onClick={() => run(post("/api/jobs", { kind: "merge", values: { text, out, beside } }).then((job) => go("jobs", { id: job.id })))}>Merge</Button></div>
+          <Button kind="primary" onClick={() => run(post("/api/jobs", { kind: "merge", values: { text, out, beside, overwrite: over } }).then((job) => go("jobs", { id: job.id })))}>Merge</Button></div>
+        <Check label="Replace it if it exists" checked={over} onInput={overwrite} />
       </>}
       <div class="row end"><TextField label="Save as" value={file} onInput={setFile} />
         <Button onClick={() => run(post("/api/recipe/save", { path: file, text, overwrite: file === path }).then((f) => say(`Saved ${f.path}.`)))}>Save</Button>
