@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.records import RESULTS
 from benchmarks.reporting import drawing, markdown
+from benchmarks.reporting.leads import LEADS
 from benchmarks.reporting.parts import Figure
 from benchmarks.reporting.questions import QUESTIONS
 from benchmarks.reporting.sections import PAGES, Page, others
@@ -81,6 +82,8 @@ def _sections(page: Page, records: Records, place: str, figures: dict[str, Figur
             continue
         record = records[section.record]
         yield f"## {section.title}"
+        if section.record in LEADS:
+            yield markdown.paragraph(f"**In short:** {LEADS[section.record](record['results'])}")
         for part in section.make(record["results"]):
             yield markdown.write(part, "../images")
             if isinstance(part, Figure):

@@ -7,7 +7,27 @@ from collections.abc import Sequence
 
 
 def percent(value: float | None, places: int = 1) -> str:
-    return "–" if value is None or math.isnan(value) else f"{100 * value:.{places}f}"
+    return "–" if value is None or math.isnan(value) else _positive_zero(f"{100 * value:.{places}f}")
+
+
+def signed(points: float, places: int = 1) -> str:
+    """A difference with its sign, which zero does not have."""
+    text = f"{points:+.{places}f}"
+    return text if float(text) else text[1:]
+
+
+def _positive_zero(text: str) -> str:
+    return text if float(text) else text.removeprefix("-")
+
+
+def amount(value: float) -> str:
+    """Three significant places, however large."""
+    return f"{float(f'{value:.3g}'):,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def rounding(value: float) -> str:
+    """An error of rounding, which may be none."""
+    return f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:.2g}"
 
 
 def spread(values: Sequence[float], places: int = 1) -> str:
@@ -44,7 +64,7 @@ def number(value: object) -> str:
         if math.isnan(value):
             return "–"
         if value == 0 or 1e-3 <= abs(value) < 1e4:
-            return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+            return _positive_zero(f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}")
         return f"{value:.2e}"
     return str(value)
 
@@ -60,3 +80,9 @@ def seconds(value: float) -> str:
 def marked(cells: Sequence[str], best: int) -> list[str]:
     """The cells with the best one in bold."""
     return [f"**{cell}**" if position == best else cell for position, cell in enumerate(cells)]
+
+
+def between(values: Sequence[float], places: int = 1) -> str:
+    """The range of the values."""
+    low, high = f"{min(values):.{places}f}", f"{max(values):.{places}f}"
+    return low if low == high else f"{low} to {high}"

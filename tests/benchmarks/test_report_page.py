@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks import report
 from benchmarks.reporting import drawing, markdown, plain
-from benchmarks.reporting.formats import number, percent, spread
+from benchmarks.reporting.formats import amount, number, percent, rounding, signed, spread
 from benchmarks.reporting.parts import Axis, Bars, Figure, Lines, Table, Text
 
 RECORD = {"command": "python -m benchmarks.x", "date": "2026-01-01", "machine": "4 cores", "seeds": [0, 1, 2]}
@@ -86,6 +87,11 @@ def test_numbers_are_written_for_reading() -> None:
         *("–", "yes", "0.000", "0.123", "12.3", "1.00e-07", "7", "–")
     ]
     assert percent(0.125) == "12.5"
+    assert [percent(-0.0004), number(-0.0001), signed(-0.04), signed(0.04), signed(1.0)] == [
+        *("0.0", "-1.00e-04", "0.0", "0.0", "+1.0")
+    ]
+    assert [amount(947123.0), amount(12.34)] == ["947,000", "12.3"]
+    assert [rounding(0.0), rounding(6.4e-8), rounding(0.054)] == ["0", "6.4e-08", "0.054"]
     assert spread([0.5, 0.7]) == "60.0 ± 10.0"
 
 
@@ -122,3 +128,15 @@ def test_ten_questions_with_commands_that_exist() -> None:
         program, command = question.command.split()[:2]
         assert program == "merganser"
         assert command in COMMANDS
+
+
+def test_every_section_begins_with_what_it_means() -> None:
+    from benchmarks.reporting.leads import LEADS
+    from benchmarks.reporting.sections import SECTIONS
+
+    assert set(LEADS) == {section.record for section in SECTIONS}
+
+
+def test_no_page_shows_a_zero_with_a_sign_or_an_exponent() -> None:
+    for path, text in report.build().pages.items():
+        assert not re.findall(r"(?<![\w.])[-+−]0(?:\.0+)?(?![\d.])|\b0\.0+e|\de\+\d", text), path

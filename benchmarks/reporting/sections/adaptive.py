@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import answers
 from benchmarks.answers import Answers
-from benchmarks.reporting.formats import percent
+from benchmarks.reporting.formats import percent, signed
 from benchmarks.reporting.parts import Axis, Bars, Figure, Part, Table, Text
 
 NAMES = """
@@ -112,7 +112,7 @@ def _losses(best: Answers, experts: Answers) -> str:
     """The tasks on which the best model loses most against the experts."""
     own, kept = answers.accuracies(experts, "0"), answers.accuracies(best, "0")
     most = sorted(own, key=lambda task: own[task] - kept[task], reverse=True)[:3]
-    named = ", ".join(f"{task} ({100 * (kept[task] - own[task]):+.0f} points)" for task in most)
+    named = ", ".join(f"{task} ({signed(100 * (kept[task] - own[task]), 0)} points)" for task in most)
     return f"It loses most on {named}."
 
 

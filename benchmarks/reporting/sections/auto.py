@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.reporting.formats import percent
+from benchmarks.reporting.formats import percent, signed
 from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
 
 #: The share of the grid's questions that the autopilot should not exceed.
@@ -41,7 +42,7 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
             f"{run['asked']:,}",
             percent(run["share"]),
             percent(run["test"]),
-            f"{100 * run['behind']:+.1f} ± {100 * run['paired']:.1f}",
+            f"{signed(100 * run['behind'])} ± {percent(run['paired'])}",
             f"{run['verdict']}: {run['kept']}",
         ]
         for run in runs
@@ -77,4 +78,4 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
 def _named(row: Mapping[str, Any]) -> str:
     """Return the remarks on the culprit, or that it is not named."""
     own = [remark["text"] for remark in row["remarks"] if row["culprit"] in remark["experts"][:1]]
-    return "; ".join(own) or "not named"
+    return re.sub(r"-(0\.0+)\b", r"\1", "; ".join(own)) or "not named"

@@ -43,10 +43,11 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
         row = ways[way]
         low, high = (percent(value) for value in row["interval"])
         yield Text(
-            f"{way.capitalize()}: loses {percent(row['loss'])} points to full evaluation (95 % interval {low} to "
-            f"{high}) at {row['fewer_than_full']:.1f} times fewer seconds than full and "
-            f"{row['fewer_than_gmp_irt']:.1f} times fewer than gmp-IRT. Goal (at most one standard error, "
-            f"{percent(results['standard_error'])} points, 5 times, 3 times): "
+            f"{way.capitalize()}: the winner is {percent(abs(row['loss']))} points "
+            f"{'below' if row['loss'] > 0 else 'above'} that of full evaluation (95 % interval of the loss {low} to "
+            f"{high}), in {row['fewer_than_full']:.1f} times fewer seconds than full evaluation and "
+            f"{row['fewer_than_gmp_irt']:.1f} times fewer than gmp-IRT. Goal (a loss of at most one standard error, "
+            f"{percent(results['standard_error'])} points, in 5 and 3 times fewer seconds): "
             f"{'met' if is_met(results, way) else 'not met'}."
         )
     cells = [

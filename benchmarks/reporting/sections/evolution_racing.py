@@ -33,8 +33,9 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     yield Text(
         "Goal: a winner within one standard error of that of full evaluation "
         f"({percent(results['standard_error'])} points), in a fifth of its seconds and a third of those of gmp-IRT, "
-        f"both without shared prompts. {best.capitalize()} loses {percent(row['loss'])} ± {percent(row['loss_error'])} "
-        f"points with {row['fewer_than_full']:.1f} and {row['fewer_than_gmp_irt']:.1f} times fewer seconds: "
+        f"both without shared prompts. {best.capitalize()} has a loss of {percent(row['loss'])} ± "
+        f"{percent(row['loss_error'])} points in {row['fewer_than_full']:.1f} and {row['fewer_than_gmp_irt']:.1f} "
+        "times fewer seconds: "
         f"{'met' if row['fewer_than_full'] >= 5 and row['fewer_than_gmp_irt'] >= 3 else 'not met'} in simulation."
     )
     cells = [

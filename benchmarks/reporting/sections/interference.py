@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.reporting.formats import percent
+from benchmarks.reporting.formats import amount, percent, rounding
 from benchmarks.reporting.parts import Part, Table, Text
 
 
@@ -21,9 +21,7 @@ def totals(rows: list[Mapping[str, Any]], scores: Mapping[int, Mapping[str, floa
     for row in sorted(rows, key=lambda row: int(row["tasks"])):
         own = scores.get(row["tasks"], {})
         shown = [percent(own.get(name)) for name in ("task arithmetic", "TSV-M without orthogonalisation", "TSV-M")]
-        cells.append(
-            [str(row["tasks"]), f"{row['full']:.3g}", f"{row['truncated']:.3g}", f"{row['after']:.1e}", *shown]
-        )
+        cells.append([str(row["tasks"]), amount(row["full"]), amount(row["truncated"]), rounding(row["after"]), *shown])
     columns = ["tasks", "full STI", "truncated STI", "truncated STI after TSV-M"]
     columns += ["task arithmetic, %", "low rank alone, %", "TSV-M, %"]
     yield Table(columns, cells, "Singular task interference and normalised accuracy")
@@ -38,20 +36,21 @@ def layers(matrices: list[Mapping[str, Any]], tasks: int) -> Iterator[Part]:
     after = max(row["sti_after"] for row in rows)
     whole = [row for row in rows if row["procrustes_full"] is not None]
     less = all(max(row["procrustes_left"], row["procrustes_right"]) <= row["procrustes_full"] for row in whole)
+    left = "none" if after == 0 else f"an STI of at most {rounding(after)} in a matrix"
     yield Text(
         f"Interference of the truncated singular vectors of {tasks} experts, averaged over the matrices of each block. "
-        f"TSV-M leaves an STI of at most {after:.1e} in a matrix. Procrustes errors ‖U − U⊥‖ show how far the vectors "
+        f"TSV-M leaves {left}. Procrustes errors ‖U − U⊥‖ show how far the vectors "
         f"move to become orthogonal{': less if truncated first, as the thesis proves' if whole and less else ''}."
     )
     cells = [
         [
             block,
-            f"{mean['sti']:.3g}",
-            f"{mean['sti_after']:.1e}",
+            amount(mean["sti"]),
+            rounding(mean["sti_after"]),
             f"{mean['normalised_sti']:.3f}",
             f"{mean['chance']:.3f}",
-            f"{mean['procrustes_left']:.3f}",
-            f"{mean['procrustes_right']:.3f}",
+            f"{mean['procrustes_left']:.1f}",
+            f"{mean['procrustes_right']:.1f}",
         ]
         for block, mean in means.items()
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import answers
 from benchmarks.answers import Answers, Score
-from benchmarks.reporting.formats import percent
+from benchmarks.reporting.formats import percent, signed
 from benchmarks.reporting.parts import Axis, Bars, Figure, Lines, Part, Table, Text
 from benchmarks.reporting.sections import interference
 
@@ -85,7 +85,7 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     first = next(iter(found.values()))
     tested = sorted({count for sheet in found.values() for count in sheet.setting["sentences"].values()})
     each = ", ".join(f"{sheet.setting['validation']} for {count}" for count, sheet in found.items())
-    seeds = ", ".join(f"{sheet.seeds} for {count} tasks" for count, sheet in found.items())
+    seeds = " or ".join(map(str, sorted({sheet.seeds for sheet in found.values()})))
     yield Text(
         f"MiniLM experts of {_list(found)} tasks are merged into one encoder. Each was fine-tuned from the same base: "
         "the upper half of the encoder together with a randomly initialised head, while the embeddings and the lower "
@@ -124,7 +124,8 @@ def image_parts(results: Mapping[str, Any]) -> Iterator[Part]:
         "statistics of the base. Every task uses its own head and has "
         f"{max(sheet.setting['sentences'].values())} test images. Methods for matrices treat convolution kernels as "
         "matrices (`convolutions: true`), which they average by default. α is chosen as for text, on "
-        f"{sheet.setting['validation']} validation images of each task. Fine-tuning seeds: {sheet.seeds}."
+        f"{sheet.setting['validation']} validation images of each task. Fine-tuning "
+        f"seeds: {sheet.seeds}."
     )
     yield Text(_verdict(found))
     yield quality(results)
@@ -142,7 +143,7 @@ def _why(sheet: Sheet) -> str:
     best = sheet.best()
     gains = {task: by_task(sheet, best)[task] - by_task(sheet, SUM)[task] for task in sheet.setting["tasks"]}
     most = sorted(gains, key=lambda task: gains[task], reverse=True)[:3]
-    named = ", ".join(f"{task} ({100 * gains[task]:+.0f} points)" for task in most)
+    named = ", ".join(f"{task} ({signed(100 * gains[task], 0)} points)" for task in most)
     return f"With {sheet.count} tasks, {best} gains most over {SUM} on {named}."
 
 
@@ -210,7 +211,7 @@ def paired(sheet: Sheet) -> Table:
 
 
 def _points(score: Score) -> str:
-    text = f"{100 * score.mean:+.1f} ± {percent(score.error)}"
+    text = f"{signed(100 * score.mean)} ± {percent(score.error)}"
     return f"**{text}**" if score.clear else text
 
 

@@ -74,7 +74,7 @@ def alignment(results: Mapping[str, Any]) -> Iterator[Part]:
             f"{case['ours_seconds']:.1f}",
             f"{case['reference_seconds']:.1f}",
             f"{case['ratio']:.1f}×",
-            number(case.get("ratio_of_iterations")),
+            f"{case['ratio_of_iterations']:.1f}×" if "ratio_of_iterations" in case else "–",
             f"{case['ours_objective'] / case['reference_objective']:.4f}",
             f"{case['ours_iterations']} / {case['reference_iterations']}",
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.reporting.formats import mebibytes
+from benchmarks.reporting.formats import mebibytes, rounding
 from benchmarks.reporting.parts import Axis, Bars, Figure, Part, Table, Text
 
 
@@ -22,7 +22,7 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
         [
             row["method"],
             row["program"],
-            "–" if row.get("difference") is None else f"{row['difference']:.1e}",
+            "–" if row.get("difference") is None else rounding(row["difference"]),
             f"{row['seconds']:.1f}",
             f"{row['cpu_seconds']:.1f}",
             mebibytes(row["peak_anonymous"]),

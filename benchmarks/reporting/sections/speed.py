@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.reporting.formats import mebibytes, seconds
+from benchmarks.reporting.formats import mebibytes, rounding, seconds
 from benchmarks.reporting.parts import Axis, Bars, Figure, Part, Table, Text
 
 LIMIT = "a compiled program that does only the same reading, arithmetic and writing"
@@ -97,8 +97,8 @@ def parity_table(results: Mapping[str, Any]) -> Table:
     rows = [
         [
             case,
-            f"{gap['of_weight']:.1e}",
-            f"{gap['of_change']:.1e}",
+            rounding(gap["of_weight"]),
+            rounding(gap["of_change"]),
             "equal" if gap["of_weight"] <= 1e-5 else "differs",
         ]
         for case, gap in results.items()
@@ -123,5 +123,6 @@ def dialect_table(results: Mapping[str, Any]) -> Table:
         verdicts = [case["verdict"] for case in cases.values()]
         others = [name for name, case in cases.items() if case["verdict"] != "same"]
         counted = [str(verdicts.count(verdict)) for verdict in ("same", "noted", "silent")]
-        rows.append([f"`{method}`", *counted, ", ".join(others)])
+        named = "all" if len(others) == len(cases) > 1 else ", ".join(others)
+        rows.append([f"`{method}`", *counted, named])
     return Table(["method", "same", "noted", "silent", "cases that differ"], rows)

@@ -77,8 +77,8 @@ def look(base: Checkpoint, experts: Mapping[str, Checkpoint]) -> tuple[Remark, .
     for name, cosine, length in zip(names, with_base, lengths / np.sqrt(gram[-1, -1]), strict=True):
         if cosine < STRANGE:
             text = (
-                f"{name} is not a fine-tune of this base: the cosine of their matrices is {cosine:.2f} (unrelated "
-                f"networks: 0) and its task vector is {length:.2g} times as long as the base"
+                f"{name} is not a fine-tune of this base: the cosine of their matrices is {round(cosine, 2) + 0.0:.2f} "
+                f"(unrelated networks: 0) and its task vector is {length:.2g} times as long as the base"
             )
             found.append(Remark("other base", text, (name,)))
     strange = {remark.experts[0] for remark in found}

@@ -1,0 +1,100 @@
+"""Experts of one base."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+from benchmarks import answers
+from benchmarks.reporting.formats import between, percent
+from benchmarks.reporting.sections import adaptive as routing
+from benchmarks.reporting.sections import mergeability as judged
+from benchmarks.reporting.sections import multi_task
+
+
+def experts(results: Mapping[str, Any]) -> str:
+    found = multi_task.sheets(results)
+    best = {sheet.best(): f"`{RECIPES.get(sheet.best(), sheet.best())}`" for sheet in found.values()}
+    untuned = "TSV-M, α = 1"
+    said = [f"{percent(sheet.score(untuned).mean)} % with {n}" for n, sheet in found.items() if untuned in sheet.merges]
+    without = f" Without them, `tsv` at scale 1 keeps {', '.join(said)} experts." if said else ""
+    return (
+        f"To merge many experts of one base, start with {' or '.join(best.values())} and choose the scale on a few "
+        f"labelled examples.{without}"
+    )
+
+
+#: Rows of the tables, as recipes call the methods.
+RECIPES = {"Iso-C": "iso_c", "Iso-CTS": "iso_cts", "TSV-M": "tsv", "ACE": "ace", "WUDI": "wudi", "TIES": "ties"}
+
+
+def compression(results: Mapping[str, Any]) -> str:
+    own = [row for row in results["rows"] if row["method"].startswith("codes")]
+    if not own:
+        return "How many bytes experts need."
+    row, count = min(own, key=lambda row: row["bytes"]), len(results["experts"])
+    each = round(results["base_bytes"] * count / row["bytes"])
+    return (
+        f"Store experts with `merganser library build --budget`: with 1/{each} of a checkpoint for each, {count} "
+        f"experts keep {percent(row['normalised'])} % of their accuracy."
+    )
+
+
+def adaptive(results: Mapping[str, Any]) -> str:
+    said, single = [], []
+    for name, found in results["sets"].items():
+        own = answers.read({"0": found["experts"]}, found["sentences"])
+        kept = {
+            row: answers.difference(answers.read({"0": stored["label"]}, found["sentences"]), None, own).mean
+            for row, stored in found["rows"].items()
+            if not stored.get("limit")
+        }
+        said.append(f"{percent(max(kept.values()))} % ({routing.TITLES.get(name, f'{name} tasks')})")
+        single += [percent(kept["TSV-M"])] if "TSV-M" in kept else []
+    return (
+        "If requests do not say which task they belong to, use an adaptive model. The best one keeps "
+        f"{' and '.join(said)} of the experts' accuracy"
+        + (f", one merge for all {' and '.join(single)} %." if single else ".")
+    )
+
+
+def mergeability(results: Mapping[str, Any]) -> str:
+    rows = judged.pairs_of(results)
+    mean = next(iter(rows[0]["methods"]))
+    rhos = {name: abs(judged.correlation(rows, name, mean)) for name in rows[0]["signals"]}
+    weights = max(rho for name, rho in rhos.items() if judged.of_weights(name))
+    return (
+        "To see beforehand which experts merge badly, ask their mean a few hundred unlabelled inputs "
+        f"(`mg.analysis.pair_losses`): its disagreement with the experts ranks pairs by their loss with a correlation "
+        f"of {rhos[judged.ESTIMATE]:.2f}. No signal of the weights alone exceeds {weights:.2f}."
+    )
+
+
+def autopilot(results: Mapping[str, Any]) -> str:
+    runs, best = results["runs"], results["best"]
+    close = sum(run["behind"] <= best["error"] for run in runs)
+    return (
+        f"`merganser auto` finds a merge about as good as the best of a full grid ({close} of {len(runs)} runs within "
+        f"one standard error) for {between([100 * run['share'] for run in runs], 0)} % of its questions."
+    )
+
+
+def theory(results: Mapping[str, Any]) -> str:
+    rows = {row["experts"]: row["normalised"] for row in results.get("merging", ())}
+    if not rows:
+        return "After one epoch of full-batch descent, adding task vectors equals training on all tasks at once."
+    return (
+        "Experts need not be trained to the end before they are merged: merged after one epoch, they keep "
+        f"{percent(rows['first epoch'])} % of the final experts' accuracy; merged at the end, "
+        f"{percent(rows['last epoch'])} %."
+    )
+
+
+def alternating(results: Mapping[str, Any]) -> str:
+    rows = {row["method"]: fmean(row["accuracies"]) for row in results["rows"]}
+    best = max((name for name in rows if "ATM" in name), key=lambda name: rows[name])
+    return (
+        "If you can train, merge early and often (`mg.tuning.atm`): short rounds of fine-tuning and merging reach "
+        f"{percent(rows[best])} % where one merge at the end reaches {percent(rows['task arithmetic'])} %."
+    )

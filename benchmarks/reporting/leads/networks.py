@@ -1,0 +1,107 @@
+"""Networks trained apart, and networks that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+from benchmarks.reporting.formats import between, percent
+
+
+def matched(name: str, results: Mapping[str, Any]) -> str:
+    """Of networks trained apart: the best match of most of them, beside no match."""
+    count = max(int(key) for key in results if key.isdigit())
+    table, single = results[str(count)], fmean(results["single"])
+    best = max(table, key=lambda way: table[way]["repaired_accuracy"])
+    kept, plain = (percent(table[way]["repaired_accuracy"] / single, 0) for way in (best, "plain mean"))
+    return (
+        f"Match networks that were trained from different seeds before you average them. With {best} and REPAIR, the "
+        f"mean of {count} {name} keeps {kept} % of the accuracy of one; without matching {plain} %."
+    )
+
+
+def transformers(results: Mapping[str, Any]) -> str:
+    said = []
+    for kind, name in (("gpt", "character models"), ("vit", "image classifiers")):
+        if kind not in results:
+            continue
+        pairs = [row for row in results[kind]["rows"] if len(row["seeds"]) == 2]
+        barriers: dict[str, list[float]] = {}
+        for row in pairs:
+            way = "plain" if row["kind"] == "plain" else f"{row['kind']} by {row['source']}"
+            if not row["repair"]:
+                barriers.setdefault(way, []).append(row["barrier"])
+        means = {way: fmean(values) for way, values in barriers.items()}
+        best = min(means, key=lambda way: means[way])
+        said.append(f"{name} from {means['plain']:.2f} to {means[best]:.2f} ({best})")
+    return (
+        'Align transformers with `kind="orthogonal"`. The best alignment lowers the loss barrier between two '
+        f"{'; between two '.join(said)}. A barrier near 0 means that averaging costs nothing."
+    )
+
+
+def extras(results: Mapping[str, Any]) -> str:
+    rows = [row["accuracy"] for key in ("references", "orders", "starts") for row in results.get(key, {}).values()]
+    if not rows:
+        return "Details of alignment, one question at a time."
+    return (
+        "You rarely need to tune alignment: with any reference, order or start, the mean of these networks has an "
+        f"accuracy of {percent(min(rows))} to {percent(max(rows))} %."
+    )
+
+
+def alignment_speed(results: Mapping[str, Any]) -> str:
+    rows = results.get("compare", ())
+    if not rows:
+        return "What matching several networks costs."
+    ratios = [row["ratio"] for row in rows]
+    return (
+        f"Matching several networks takes {between([row['ours_seconds'] for row in rows])} s of processor time, "
+        f"{between(ratios)} times less than the published algorithm."
+    )
+
+
+def zipped(results: Mapping[str, Any]) -> str:
+    rows = [row for row in results.get("halves", ()) if row["method"] in ("permutations", "zip")]
+    ways = {way: [row["joint"] for row in rows if row["method"] == way] for way in ("permutations", "zip")}
+    said = (
+        f": {percent(min(ways['zip']))} to {percent(max(ways['zip']))} % over all classes here, where permutations "
+        f"reach {percent(min(ways['permutations']))} to {percent(max(ways['permutations']))} %"
+        if rows
+        else ""
+    )
+    return (
+        f"Use `mg.align.zip` for networks that differ in classes or widths{said}. For networks of different depths, "
+        "the average is only a start for training."
+    )
+
+
+def transplanted(results: Mapping[str, Any]) -> str:
+    rows = {row["rule"].partition(":")[0]: row["perplexity"] for row in results["rows"]}
+    own = rows.pop("as it was", None)
+    best = min(rows, key=lambda rule: rows[rule])
+    against = f" instead of {own:.1f}" if own else ""
+    return (
+        f"`--absent {best}` gives the lowest perplexity, {rows[best]:.1f}{against}. Every rule costs accuracy until "
+        "the new embedding has been trained."
+    )
+
+
+def mixtures(results: Mapping[str, Any]) -> str:
+    dense, mixed = (
+        min(row["mean"] for row in results["rows"] if row["model"].startswith(start)) for start in ("merged", "mixture")
+    )
+    if mixed < dense:
+        return f"A mixture without training is better than a dense merge (perplexity {mixed:.0f}, {dense:.0f})."
+    return (
+        f"Without training, a dense merge is better than a mixture (perplexity {dense:.0f}, {mixed:.0f}). Make a "
+        "mixture if you are going to train it."
+    )
+
+
+def transported(results: Mapping[str, Any]) -> str:
+    return (
+        "Move a fine-tune to a new release of its base if that was trained on from the old one: nearly all arrives. "
+        "If the bases were trained apart, fine-tune again."
+    )
