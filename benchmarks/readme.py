@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from statistics import fmean
 
 from benchmarks.records import stored
 from benchmarks.reporting import markdown
 from benchmarks.reporting.formats import mebibytes, percent
 from benchmarks.reporting.parts import Table
-from benchmarks.reporting.sections import multi_task
+from benchmarks.reporting.sections import mergeability, multi_task
 from benchmarks.reporting.sections import speed as merging
 
 ROOT = Path(__file__).parents[1]
@@ -70,34 +71,83 @@ def dialect() -> str:
     return markdown.table(merging.dialect_table(stored("parity_dialect")["results"]))
 
 
-#: The methods of the table that helps to choose one, as recipes call them.
+#: The methods of the tables that help to choose one, as recipes call them, by their names in the results.
 COMPARED = {
+    "weight averaging": "linear",
     "task arithmetic": "task_arithmetic",
     "TIES": "ties",
-    "WUDI": "wudi",
     "TSV-M": "tsv",
     "Iso-C": "iso_c",
     "Iso-CTS": "iso_cts",
+    "WUDI": "wudi",
+    "ACE": "ace",
 }
 
 
+def kept() -> dict[str, dict[str, float]]:
+    """Return the share of the experts' accuracy that methods keep: of pairs at scale 1, of others at the best scale."""
+    pairs = mergeability.pairs_of(stored("mergeability")["results"])
+    names = {"mean": "linear", "TIES": "ties", "TSV-M": "tsv", "Iso-C": "iso_c"}
+    found = {"2 text": {name: 1 - fmean(mergeability.losses(pairs, row)) for row, name in names.items()}}
+    for kind, record in (("text", "multi_task"), ("image", "multi_task_images")):
+        for count, sheet in multi_task.sheets(stored(record)["results"]).items():
+            found[f"{count} {kind}"] = {
+                name: sheet.score(row).mean for row, name in COMPARED.items() if row in sheet.merges
+            }
+    return found
+
+
+def of_three() -> dict[str, dict[str, tuple[float, float]]]:
+    """Return the validation accuracy of merges of three experts at the best scale and at 1, by kind and method."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for kind, record in (("text", "auto"), ("image", "auto_images"), ("language models", "auto_language")):
+        points: dict[str, dict[float, float]] = {}
+        for row in stored(record)["results"]["grid"]:
+            points.setdefault(row["method"], {})[round(row["scale"], 2)] = row["accuracy"]
+        found[kind] = {method: (max(own.values()), own[1.0]) for method, own in points.items()}
+    return found
+
+
 def evidence() -> str:
-    columns = {
-        f"{count} {kind} experts": sheet
-        for kind, name in (("text", "multi_task"), ("image", "multi_task_images"))
-        for count, sheet in multi_task.sheets(stored(name)["results"]).items()
-    }
+    columns = kept()
+    best = {column: max(own.values()) for column, own in columns.items()}
     rows = [
-        [f"`{name}`", *(percent(sheet.score(row).mean) if row in sheet.merges else "–" for sheet in columns.values())]
-        for row, name in COMPARED.items()
+        [
+            f"`{name}`",
+            *(_leading(percent(own[name]), own[name] == best[c]) if name in own else "–" for c, own in columns.items()),
+        ]
+        for name in COMPARED.values()
     ]
-    return markdown.table(Table(["method", *columns], rows))
+    return markdown.table(Table(["method", *(f"{column} experts" for column in columns)], rows))
+
+
+def threes() -> str:
+    columns = of_three()
+    best = {column: [max(scores) for scores in zip(*own.values(), strict=True)] for column, own in columns.items()}
+    rows = []
+    for name in (name for name in COMPARED.values() if all(name in own for own in columns.values())):
+        cells = [
+            [_leading(percent(score), score == top) for score, top in zip(own[name], best[column], strict=True)]
+            for column, own in columns.items()
+        ]
+        rows.append([f"`{name}`", *(f"{tuned} ({plain})" for tuned, plain in cells)])
+    models = stored("evolve_skills")["results"]["models"]
+    tried = {name: models[name]["scores"]["mean"]["value"] for name in ("TIES", "SLERP", "task arithmetic")}
+    order = sorted(tried, key=lambda name: -tried[name])
+    said = ", ".join(f"{name} {percent(tried[name])} %" for name in order)
+    two = f"Two language models, each method with the best of a grid, on unseen questions: {said}."
+    table = markdown.table(Table(["method", *(f"3 {column}" for column in columns)], rows))
+    return f"{table}\n\n{markdown.paragraph(two)}"
+
+
+def _leading(cell: str, leads: bool) -> str:
+    return f"**{cell}**" if leads else cell
 
 
 PARTS = {
     "README.md": {"headline": headline, "speed": speed},
     "docs/parity.md": {"parity": parity, "dialect": dialect},
-    "docs/choosing.md": {"evidence": evidence},
+    "docs/choosing.md": {"evidence": evidence, "threes": threes},
 }
 
 

@@ -83,7 +83,8 @@ def sample_models(merge: Merge) -> Samples:
             what = "is not a fine-tune of the base" if is_base else "is not related to"
             notes.append(
                 f"{labels[0]} {what} {labels[1]}: the cosine of {len(theirs)} of their weights is "
-                f"{round(cosine, 2) + 0.0:.2f} (fine-tunes of one model: above 0.9; unrelated ones: 0); merge models that share a base"
+                f"{round(cosine, 2) + 0.0:.2f} (fine-tunes of one model: above 0.9; unrelated ones: 0); "
+                "merge models that share a base"
             )
         elif is_base:
             lengths[labels[0]] = math.dist(theirs, ours)
