@@ -85,13 +85,24 @@ def commands() -> str:
     for name, command in walk("merganser", get_command(build())):
         if hasattr(command, "commands") and name == "merganser":
             continue
-        parts += [f"## {name}", inspect.cleandoc(command.help or "")]
+        summary, _, details = inspect.cleandoc(command.help or "").partition("\n\n")
+        parts += [f"## {name}", summary, f"```text\n{usage(name, command)}\n```", *([details] if details else [])]
         rows = [
             row for parameter in command.params if not getattr(parameter, "hidden", False) for row in option(parameter)
         ]
         if rows:
-            parts.append("\n".join(["| | |", "|---|---|", *rows]))
+            parts.append("\n".join(["| | | default |", "|---|---|---|", *rows]))
     return "\n\n".join(parts) + "\n"
+
+
+def usage(name: str, command: Any) -> str:
+    """Return the line that a user types, without its options."""
+    arguments = [
+        (each.metavar or each.name.upper()).rstrip(".…") + ("…" if each.nargs == -1 else "")
+        for each in command.params
+        if each.param_type_name == "argument"
+    ]
+    return " ".join([name, *arguments, *(["COMMAND"] if hasattr(command, "commands") else []), "[OPTIONS]"])
 
 
 def files() -> str:
@@ -167,7 +178,20 @@ def option(parameter: Any) -> Iterator[str]:
     else:
         name = ", ".join((*parameter.opts, *parameter.secondary_opts))
     if name != "--help":
-        yield f"| `{name}` | {' '.join((getattr(parameter, 'help', None) or '').split()).replace('|', '/')} |"
+        meaning = " ".join((getattr(parameter, "help", None) or "").split()).replace("|", "/")
+        yield f"| `{name}` | {meaning} | {shown(parameter)} |"
+
+
+def shown(parameter: Any) -> str:
+    """Return the default of an option, unless it is none or off."""
+    if parameter.required:
+        return "required"
+    default = parameter.default
+    if callable(default) or default is None or default is False or default in ((), [], ""):
+        return ""
+    if isinstance(default, (list, tuple)):
+        default = " ".join(map(str, default))
+    return f"`{getattr(default, 'value', default)}`"
 
 
 def reference(package: str) -> str:

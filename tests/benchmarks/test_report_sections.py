@@ -364,7 +364,7 @@ def test_experts_are_called_by_their_epochs() -> None:
 
 
 def test_the_table_of_methods_marks_the_best_merge_and_not_the_experts() -> None:
-    cells = {row[0]: [row[2], row[5]] for row in quality(MULTI_TASK).rows}
+    cells = {row[0]: [row[1], row[3]] for row in quality(MULTI_TASK).rows}
     assert all(cell.startswith("**88.5 ± ") for cell in cells["TSV-M"])
     assert not any("**" in cell for cell in cells["base encoder"])
     assert cells["fine-tuned experts"] == ["100.0", "100.0"]

@@ -27,3 +27,11 @@ def test_links_stay_on_the_site() -> None:
         shown = hooks["on_page_markdown"](page.read_text(encoding="utf-8"))
         for link in re.findall(r"\]\(((?:\.\./)+[^)\s#]+)", shown):
             assert (page.parent / link).resolve().is_relative_to(DOCS), f"{page.name}: {link}"
+
+
+def test_examples_become_code_and_not_a_note(tmp_path: Path) -> None:
+    griffe = pytest.importorskip("griffe")
+    (tmp_path / "shown.py").write_text('def f():\n    """Do.\n\n    Example:\n        >>> f()\n        1\n    """\n')
+    extensions = griffe.load_extensions(str(DOCS / "tools" / "examples.py"))
+    found = griffe.load("shown", search_paths=[tmp_path], extensions=extensions)["f"]
+    assert [section.kind.value for section in found.docstring.parse("google")] == ["text", "examples"]

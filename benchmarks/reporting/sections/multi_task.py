@@ -93,7 +93,7 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
         f"Fine-tuning seeds: {seeds}. The scale α of each method is chosen on labelled validation sentences of the "
         f"first seed, the same for all methods (of each task: {each} tasks), and kept for the other seeds."
     )
-    yield Text(_verdict(found))
+    yield from map(_verdict, found.values())
     yield quality(results)
     if set(RIVALS) <= set(first.merges):
         yield paired(first)
@@ -127,7 +127,7 @@ def image_parts(results: Mapping[str, Any]) -> Iterator[Part]:
         f"{sheet.setting['validation']} validation images of each task. Fine-tuning "
         f"seeds: {sheet.seeds}."
     )
-    yield Text(_verdict(found))
+    yield from map(_verdict, found.values())
     yield quality(results)
     if set(RIVALS) <= set(sheet.merges):
         yield paired(sheet)
@@ -158,20 +158,17 @@ def _list(found: Mapping[int, Any]) -> str:
     return f"{', '.join(rest)} and {last}" if rest else last
 
 
-def _verdict(found: Mapping[int, Sheet]) -> str:
-    said = []
-    for count, sheet in found.items():
-        best = sheet.best()
-        near = [name for name in sheet.below if name != best and sheet.leads(name)]
-        gain = answers.difference(sheet.merges[best], sheet.merges[SUM], sheet.experts)
-        said.append(
-            f"**{count} tasks.** The base with the experts' heads keeps {percent(sheet.score(BASE).mean)} % of their "
-            f"accuracy, {SUM} {percent(sheet.score(SUM).mean)} %, and the best merge, {best}, "
-            f"{percent(sheet.score(best).mean)} %. This is {percent(gain.mean)} ± {percent(gain.error)} points more "
-            f"than {SUM} ({gain.mean / gain.error:.1f} standard errors)."
-            + (f" {', '.join(near)} {'is' if len(near) == 1 else 'are'} not clearly worse." if near else "")
-        )
-    return " ".join(said)
+def _verdict(sheet: Sheet) -> Text:
+    best = sheet.best()
+    near = [name for name in sheet.below if name != best and sheet.leads(name)]
+    gain = answers.difference(sheet.merges[best], sheet.merges[SUM], sheet.experts)
+    return Text(
+        f"**{sheet.count} tasks.** The base with the experts' heads keeps {percent(sheet.score(BASE).mean)} % of their "
+        f"accuracy, {SUM} {percent(sheet.score(SUM).mean)} %, and the best merge, {best}, "
+        f"{percent(sheet.score(best).mean)} %. This is {percent(gain.mean)} ± {percent(gain.error)} points more "
+        f"than {SUM} ({gain.mean / gain.error:.1f} standard errors)."
+        + (f" {', '.join(near)} {'is' if len(near) == 1 else 'are'} not clearly worse." if near else "")
+    )
 
 
 def _goals(found: Mapping[int, Sheet], room: float = 0.85) -> str:
@@ -196,7 +193,7 @@ def quality(results: Mapping[str, Any]) -> Table:
     """Accuracy and normalised accuracy of every method for each number of tasks."""
     found = sheets(results)
     names = [name for name in _ordered(found) if not name.startswith(ABLATION)]
-    return _full(found, {name: name for name in names}, f"Accuracy and normalised accuracy, %; {RULE}")
+    return _full(found, {name: name for name in names}, f"Accuracy of merges, %; {RULE}")
 
 
 def paired(sheet: Sheet) -> Table:
@@ -228,18 +225,20 @@ def ablation(results: Mapping[str, Any]) -> Table:
 
 
 def _full(found: Mapping[int, Sheet], names: Mapping[str, str], caption: str) -> Table:
+    """Normalised accuracy, α and, where there is room for it, accuracy."""
+    whats = [", normalised", ", α"] if len(found) > 1 else [", accuracy", ", normalised", ", α"]
     cells = []
     for label, name in names.items():
         line = [label]
         for sheet in found.values():
             if name not in sheet.answers:
-                line += ["–", "–", "–"]
+                line += ["–"] * len(whats)
                 continue
             alpha = sheet.stored[name]["alpha"]
             accuracy = answers.summary(sheet.answers[name], sheet.experts)["accuracy"]
-            line += [percent(accuracy), sheet.cell(name), "–" if alpha is None else f"{alpha:g}"]
+            line += [percent(accuracy), sheet.cell(name), "–" if alpha is None else f"{alpha:g}"][-len(whats) :]
         cells.append(line)
-    columns = ["", *(f"{count} tasks{what}" for count in found for what in (", accuracy", ", normalised", ", α"))]
+    columns = ["", *(f"{count} tasks{what}" for count in found for what in whats)]
     return Table(columns, cells, caption)
 
 
