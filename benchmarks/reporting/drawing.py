@@ -62,7 +62,8 @@ def shows(svg: str, figure: Figure) -> bool:
 
 def _height(panel: Panel) -> float:
     if isinstance(panel, Bars):
-        return max(2.2, (0.12 + 0.19 * len(panel.series)) * len(panel.names) + 1.2)
+        each = 0.2 + 0.04 * len(panel.series) if panel.dots else 0.12 + 0.19 * len(panel.series)
+        return max(2.2, each * len(panel.names) + 1.2)
     return 3.4
 
 
@@ -97,7 +98,7 @@ def _lines(axes: Any, panel: Lines, style: Style) -> None:
 
 
 def _bars(axes: Any, panel: Bars, style: Style) -> None:
-    thick = 0.8 / len(panel.series)
+    thick = (0.45 if panel.dots else 0.8) / len(panel.series)
     for offset, (name, values) in enumerate(panel.series.items()):
         places = [number + (offset - (len(panel.series) - 1) / 2) * thick for number in range(len(panel.names))]
         shown = [0.0 if value is None else value for value in values]

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 #: The version of `drawing`: figures are drawn again when it grows.
-LOOK = 2
+LOOK = 3
 
 Points: TypeAlias = Sequence[tuple[float, float]]
 

@@ -20,8 +20,10 @@ _FENCED = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 _FORMULA = re.compile(r"\$\$(?P<block>.+?)\$\$|(?<![\\$\w])\$(?P<inline>[^$\n]+?)\$(?![\w$])", re.DOTALL)
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Rewrite links and formulas outside of code."""
+def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
+    """Rewrite links and formulas outside of code. A search finds guides before reference and results."""
+    if page is not None and page.file.src_uri.startswith(("reference/", "results/", "changelog")):
+        page.meta["search"] = {"boost": 0.3}
     for written, shown in _LINKS.items():
         markdown = markdown.replace(f"]({written}", f"]({shown}")
     parts = _FENCED.split(markdown)
