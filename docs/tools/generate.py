@@ -67,7 +67,7 @@ def methods() -> str:
 def method(row: MethodRow) -> str:
     also = f" Also called {', '.join(f'`{name}`' for name in row.also)}." if row.also else ""
     needs = f" Statistics: {', '.join(f'`{name}`' for name in row.statistics)}." if row.statistics else ""
-    facts = f"Models: {row.models}. Base: {row.base}.{needs} Reach: {row.reach}.{also}"
+    facts = f"Models: {row.models}. Base: {row.base}.{needs} Cost: {row.cost}.{also}"
     parts = [f"## {row.name}", f"**When to use it.** {WHEN[row.name]}", row.description, facts]
     if row.parameters:
         table = ["| parameter | default | values | meaning |", "|---|---|---|---|"]

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from merganser.cli import build
 from merganser.errors import RecipeError
-from merganser.methods.registry import parameters, registry
+from merganser.methods.registry import registry
 
 runner = CliRunner()
 
@@ -19,18 +19,11 @@ def call(*arguments):
     return result.stdout
 
 
-def test_the_list_has_an_entry_for_each_method_with_its_parameters(monkeypatch):
+def test_the_list_has_a_line_for_each_method(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    entries: dict[str, str] = {}
-    for line in call().splitlines():
-        if line and not line.startswith(" "):
-            name = line.split()[0]
-            entries[name] = ""
-        entries[name] = f"{entries[name]} {' '.join(line.split())}"
+    lines = call().splitlines()
     for name, method in registry().items():
-        assert method.summary in entries[name]
-        for parameter in parameters(method):
-            assert f"{parameter} " in f"{entries[name]} "
+        assert f"{name:<20} {method.summary}" in lines
 
 
 def test_one_method_shows_its_formula_parameters_and_other_names():
@@ -39,6 +32,7 @@ def test_one_method_shows_its_formula_parameters_and_other_names():
     assert "0 … 1" in shown
     assert "also lambda" in shown
     assert "base        required" in shown
+    assert "cost        two passes over the weights" in shown
 
 
 @pytest.mark.parametrize("arguments", [(), ("ties",), ("breadcrumbs_ties",)])

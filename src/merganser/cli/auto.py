@@ -27,7 +27,7 @@ SHOWN = 8
 
 def command(
     base: Annotated[str, typer.Argument(metavar="BASE", help="Checkpoint the experts were fine-tuned from.")],
-    experts: Annotated[list[str], typer.Argument(metavar="EXPERT...", help="Experts: paths, hub ids or NAME=PATH.")],
+    experts: Annotated[list[str], typer.Argument(metavar="EXPERT", help="Experts: paths, hub ids or NAME=PATH.")],
     out: Out,
     data: Annotated[
         list[str] | None,
@@ -44,7 +44,9 @@ def command(
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Limit on the race: questions (5000), time (10m, 1h30m) or both (5000,10m)."),
+        typer.Option(
+            metavar="LIMIT", help="Limit on the race: questions (5000), time (10m, 1h30m) or both (5000,10m)."
+        ),
     ] = None,
     questions: Annotated[int, typer.Option(min=1, help="Maximum questions per task for the best candidates.")] = 200,
     calibration: Annotated[

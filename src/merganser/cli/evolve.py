@@ -73,7 +73,7 @@ def run(
 def init(
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[LABEL=]CKPT...", help="Models to merge; asked for if left out."),
+        typer.Argument(metavar="[LABEL=]CKPT", help="Models to merge; asked for if left out."),
     ] = None,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Run file to write.", show_default=False)] = Path(
         "run.yml"

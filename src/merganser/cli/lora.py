@@ -47,7 +47,7 @@ def command(
 ) -> None:
     """Extract a LoRA adapter from a fine-tuned model.
 
-    It is the best one of its rank for the difference of two checkpoints, in PEFT's format.
+    The adapter is the best approximation of its rank to what fine-tuning changed, in PEFT's format.
     """
     from merganser.library.lora import extract_lora
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,6 @@ from merganser.cli.options import (
     Dtype,
     Json,
     Memory,
-    Out,
     Overwrite,
     Quantize,
     Ray,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def command(
     recipe: Recipe,
-    out: Out,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to create, or one file: OUT.safetensors.")],
     dry_run: DryRun = False,
     resume: Resume = False,
     overwrite: Overwrite = False,

@@ -1,4 +1,4 @@
-"""`merganser methods`: list the merging rules and their parameters."""
+"""`merganser methods`: list the merging methods, or describe one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ import typer
 from merganser.cli.options import Json
 from merganser.cli.output import emit, say, wrap
 from merganser.report.tables import Table, terminal_width
-
-#: Columns from which there is room for the parameters of every method in the list.
-WIDE = 100
 
 if TYPE_CHECKING:
     from merganser.methods.catalogue import MethodRow, ParameterRow
@@ -26,7 +23,7 @@ def command(
 ) -> None:
     """List the merging methods, or describe one.
 
-    Of one method, shows the formula and the parameters.
+    Describes a method by its formula and its parameters.
     """
     from merganser.methods.catalogue import catalogue, describe
     from merganser.methods.plugins import load_plugins
@@ -44,9 +41,8 @@ def command(
         emit(rows)
         return
     for row in rows:
-        settings = ", ".join(map(_setting, row.parameters)) if terminal_width() >= WIDE else ""
-        say(wrap(f"{row.name:<20} {row.summary}" + (f" ({settings})" if settings else ""), " " * 21))
-    say("\n" + wrap(f"{len(rows)} methods; `merganser methods NAME` shows one with its formula."))
+        say(wrap(f"{row.name:<20} {row.summary}", " " * 21))
+    say("\n" + wrap(f"{len(rows)} methods; `merganser methods NAME` shows the formula and the parameters of one."))
     for package, why in load_plugins().items():
         say(f"The plugin {package} could not be imported: {why}")
     say(wrap(f"From Python with data (mg.tuning): {', '.join(FUNCTIONS_OF_DATA)}."))
@@ -58,16 +54,12 @@ def _function_of_data(name: str) -> MethodRow:
     return IN_MEMORY[name]
 
 
-def _setting(parameter: ParameterRow) -> str:
-    return f"{parameter.name} {parameter.default}"
-
-
 def _one(row: MethodRow) -> str:
     also = f" (also {', '.join(row.also)})" if row.also else ""
     facts = [
         f"models      {row.models}",
         f"base        {row.base}",
-        f"reach       {row.reach}",
+        f"cost        {row.cost}",
         *([f"statistics  {', '.join(row.statistics)}"] if row.statistics else []),
     ]
     parts = [wrap(f"{row.name}{also}: {row.summary}"), _fitted(row.description), "\n".join(facts)]

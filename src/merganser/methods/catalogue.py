@@ -37,6 +37,19 @@ class MethodRow:
     parameters: tuple[ParameterRow, ...]
     description: str
 
+    @property
+    def cost(self) -> str:
+        """What the method does with a tensor, in words."""
+        return COSTS.get(self.reach, self.reach)
+
+
+#: What a method does with a tensor, by its reach.
+COSTS = {
+    "elementwise": "one pass over the weights",
+    "reduce_map": "two passes over the weights",
+    "whole": "whole tensors at a time",
+}
+
 
 def catalogue() -> list[MethodRow]:
     """Return all methods, sorted by name."""
