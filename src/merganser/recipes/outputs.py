@@ -83,7 +83,7 @@ class OutputPlanner:
             with problems.collect():
                 self.mismatches.finish()
         problems.finish()
-        self.notes += [*self.mismatches.notes, *self.dtypes.notes()]
+        self.notes += [*self.stacking.notes, *self.mismatches.notes, *self.dtypes.notes()]
         return outputs
 
     def rules(self, outputs: Iterable[Output]) -> dict[RuleKey, Method]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,9 @@ _MODULE_WORDS = {
     "vision_encoder": ("vision", "visual"),
     "multi_modal_projector": ("projector", "merger"),
 }
+
+#: Stacks that see or hear, beside the one that writes.
+_SENSES = re.compile(r"vision|visual|image|video|audio|speech|sound")
 
 #: A layer of the output: its model, and its number there.
 LayerOrigin = tuple[int, int]
@@ -62,6 +66,7 @@ class Stacking:
         self.table = table
         self.jobs: list[TensorJob] = []
         self.restacked: list[Restacked] = []
+        self.notes: list[str] = []
         self.problems = Problems()
         self._rests: dict[tuple[int, str], dict[int, list[str]]] = {}
         self._stacks: dict[tuple[int, str | None], Stack] = {}
@@ -204,7 +209,9 @@ class Stacking:
         return self._main(self.table.of(entry), part, entry.where)
 
     def _main(self, model: int, part: Part, where: str) -> Stack:
-        """Return the stack of a model that a part slices: its module's, or the one with the most tensors."""
+        """Return the stack of a model that a part slices: its module's, or else that of the language model, or the one
+        with the most tensors.
+        """
         key = (model, part.module)
         if key not in self._stacks:
             self._stacks[key] = self._find(self.table.layout(model), model, part, where)
@@ -213,14 +220,15 @@ class Stacking:
     def _find(self, layout: Layout, model: int, part: Part, where: str) -> Stack:
         label = self.table.models[model].label
         stacks = [s for s in layout.stacks if s.numbers == tuple(range(s.layers)) and not s.stem]
-        if part.module is not None and len(self.recipe.parts) > 1:
-            own = [s for s in stacks if _belongs(s.prefix + ".", part.module)]
-            stacks = own or [
-                s for s in stacks if not any(_belongs(s.prefix + ".", p.module) for p in self.recipe.parts)
-            ]
+        own = [s for s in stacks if _belongs(s.prefix + ".", part.module)]
+        stacks = own or [s for s in stacks if not any(_belongs(s.prefix + ".", p.module) for p in self.recipe.parts)]
         if not stacks:
             raise CheckpointError(f"{where}: {label} has no run of numbered layers (such as model.layers.0, .1, …)")
-        return max(stacks, key=lambda s: s.tensors)
+        found = max(stacks, key=lambda s: (bool(own) or not _SENSES.search(s.prefix), s.tensors))
+        if model == 0 and part.module is None and len(stacks) > 1:
+            others = ", ".join(repr(s.title) for s in stacks if s is not found)
+            self.notes.append(f"the slices are layers of {found.title!r}; those of {others} stay as they are")
+        return found
 
 
 def _belongs(name: str, module: str | None) -> bool:
