@@ -42,6 +42,10 @@ JAMBA = {
     "attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
     "num_experts": 2, "num_experts_per_tok": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False,
 }  # fmt: skip
+GEMMA4 = {
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2, "sliding_window": 8, "head_dim": 8,
+    "global_head_dim": 4, "hidden_size_per_layer_input": 0,
+}  # fmt: skip
 SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2}
 #: A model -> its kind, its settings, slices, and what the config of the output must say; None if it is refused.
 STACKS = {
@@ -112,6 +116,14 @@ STACKS = {
         [(0, 3), (2, 6)],
         {"layers_block_type": ["linear_attention", "full_attention", "mlp", "mlp", "linear_attention", "full_attention",
                                "mlp"]},
+    ),
+    "settings by number": (
+        "gemma4_text", GEMMA4, [(0, 4), (2, 6)], {"per_layer_config": {k: {"head_dim": 4} for k in "247"}},
+    ),
+    "full attention last": ("gemma4_text", GEMMA4, [(0, 4), (2, 5)], None),
+    "columns for every layer": (
+        "gemma4_text", GEMMA4 | {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 32}, [(3, 6), (0, 3)],
+        None,
     ),
     "one kind": ("llama", {}, [(0, 4), (2, 6)], {"num_hidden_layers": 8}),
 }  # fmt: skip
@@ -224,6 +236,27 @@ def test_kinds_of_layers_that_differ_are_noted_in_a_merge_and_not_in_a_stack(tmp
     assert plan.notes == ()
     edits = {tuple(path): value for path, value in plan.sidecars.config}
     assert edits[("layer_types",)] == kinds[:3] + kinds[::-1][1:4]
+
+
+@pytest.mark.parametrize("settings", [{"type": "yarn", "factor": 4.0}, {"rope_type": "yarn", "factor": 4.0}])
+def test_scaled_positions_are_noted_against_unscaled_ones(settings, tmp_path):
+    for name, scaling in {"a": None, "b": settings}.items():
+        config = json.loads((save(tmp_path / name, "llama") / "config.json").read_text())
+        config |= {"rope_theta": config.pop("rope_parameters")["rope_theta"], "rope_scaling": scaling}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    notes = recipes.plan(recipes.load({"method": "linear", "models": [str(tmp_path / n) for n in "ab"]})).notes
+    assert len(notes) == 1
+    assert "rope_type yarn (default in" in notes[0]
+
+
+def test_positions_of_one_kind_of_layers_are_compared(tmp_path):
+    for name, theta in {"a": 1e4, "b": 1e6}.items():
+        full = {"rope_type": "default", "rope_theta": theta}
+        both = {"full_attention": full, "sliding_attention": full | {"rope_theta": 1e4}}
+        save(tmp_path / name, "gemma3_text", **SLIDING, head_dim=8, rope_parameters=both)
+    notes = recipes.plan(recipes.load({"method": "linear", "models": [str(tmp_path / n) for n in "ab"]})).notes
+    assert len(notes) == 1
+    assert "full_attention.rope_theta 1000000.0 (10000.0 in" in notes[0]
 
 
 def test_like_models_have_no_notes(tmp_path):

@@ -179,6 +179,33 @@ def test_the_config_of_the_right_tower_is_changed():
     assert edited(config, edits)["text_config"]["num_hidden_layers"] == 6
 
 
+def test_the_halves_of_an_encoder_decoder_may_have_a_section_each():
+    config = {half: {"model_type": "t5gemma_module", "num_hidden_layers": 4} for half in ("encoder", "decoder")}
+    edits, notes = layer_edits(config, restacked("model.decoder.layers"))
+    assert edited(config, edits)["decoder"]["num_hidden_layers"] == 6
+    assert edited(config, edits)["encoder"]["num_hidden_layers"] == 4
+    assert not notes
+
+
+@pytest.mark.parametrize("module", [None, "text_decoder", "vision_tower"])
+def test_slices_are_of_the_language_model_however_many_tensors_another_part_has(module, header, make_llama):
+    text = {f"language_model.{name}": spec for name, spec in make_llama().items()}
+    sizes = {f"vision_tower.blocks.{i}.w{k}": TensorSpec((2,), torch.float32) for i in range(4) for k in range(20)}
+    slices = [{"path": "a", "layers": [0, 4]}, {"path": "b", "layers": [2, 4]}]
+    recipe = {"slices": slices} if module is None else {"modules": {module: {"slices": slices}}}
+    plan = recipes.plan(
+        recipes.load({"method": "passthrough", **recipe}), lambda reference: header(reference, text | sizes)
+    )
+    sliced = (
+        "vision_tower.blocks.5.w0" if module == "vision_tower" else "language_model.model.layers.5.mlp.up_proj.weight"
+    )
+    made = outputs(plan)
+    assert made[sliced].inputs == (Source(1, sliced.replace(".5.", ".3.")),)
+    assert len([name for name in made if ".5." in name]) == (20 if module == "vision_tower" else 5)
+    said = [note for note in plan.notes if "the slices are layers of 'language_model.model.layers'" in note]
+    assert len(said) == (module is None)
+
+
 BART = {"encoder_layers": 4, "decoder_layers": 4, "num_hidden_layers": 4, "is_encoder_decoder": True}
 T5 = {"num_layers": 4, "num_decoder_layers": 4, "is_encoder_decoder": True}
 T5_SHORT = {"num_layers": 4, "is_encoder_decoder": True}

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from merganser import checkpoints, recipes
 from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.row_runs import Terms
-from merganser.checkpoints.sidecars import TokenizerFiles
+from merganser.checkpoints.sidecars import TokenizerFiles, edited
 from merganser.checkpoints.vocabulary import Remapped
 from merganser.errors import CheckpointError, RecipeError
 
@@ -364,6 +364,32 @@ def test_an_adapter_that_adds_tokens_changes_the_size_in_the_config(tmp_path, di
     assert {o.spec.shape for o in plan.outputs if "embed" in o.name or "head" in o.name} == {(8, 3)}
     assert plan.sidecars.config == ((("vocab_size",), 8), (("text_config", "vocab_size"), 8))
     assert any("its adapter has 8 embedding rows, its base 6" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {"text_config": {"vocab_size": 6}, "audio_config": {"vocab_size": 99}},
+            {"text_config": {"vocab_size": 8}, "audio_config": {"vocab_size": 99}},
+        ),
+        (
+            {"vocab_size": 6, "decoder": {"model_type": "gemma", "vocab_size": 6, "vocab_size_per_layer_input": 6}},
+            {"vocab_size": 8, "decoder": {"model_type": "gemma", "vocab_size": 8, "vocab_size_per_layer_input": 8}},
+        ),
+        # A config on the hub may say no size that is its class's default.
+        ({"text_config": {}, "vision_config": {}}, {"text_config": {"vocab_size": 8}, "vision_config": {}}),
+        ({"model_type": "llama"}, {"model_type": "llama", "vocab_size": 8}),
+    ],
+)
+@pytest.mark.parametrize("source", ["union", "base"])
+def test_the_config_gets_the_size_of_the_vocabulary_that_changed(directory, tmp_path, config, expected, source):
+    words = ["u", "x", "y", "z", "v", "w"]
+    base = directory("base", specs(6), config, 0, {"tokenizer.json": tokenizer_json(words)})
+    other = directory("other", specs(8), config, 1, {"tokenizer.json": tokenizer_json(words, ["<a>", "<b>"])})
+    document = {"method": "linear", "models": [str(base), str(other)], "output": {"tokenizer": source}}
+    plan = recipes.plan(recipes.load(document))
+    assert edited(config, plan.sidecars.config) == (expected if source == "union" else config)
 
 
 def _renumber(path, token, number):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os.path
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,11 @@ from merganser.recipes.references import locate
 from merganser.recipes.schema import Recipe
 from merganser.recipes.sources import SourceTable, Tokenizer
 from merganser.recipes.vocabularies import Unified, find_resized_rows
+
+#: Sizes of a vocabulary: of the embedding, and of one for every layer.
+_VOCABULARY = re.compile(r"vocab_size(_per_layer_input)?$")
+#: Sections of a language model inside another.
+_LANGUAGE = ("text_config", "llm_config", "language_config")
 
 
 def describe(
@@ -46,12 +52,12 @@ def describe(
     speaker = vocabulary.model if vocabulary is not None else 0
     tokenizer = table.tokenizer(speaker)
     if vocabulary is not None:
-        edits += vocabulary_edits(config, vocabulary.rows)
+        edits += vocabulary_edits(config, vocabulary.before, vocabulary.rows)
         if vocabulary.model != 0:
             tokens = token_edits(table, vocabulary.model)
             generation = token_edits(table, vocabulary.model, "generation_config.json")
     elif (rows := find_resized_rows(table)) is not None:
-        edits += vocabulary_edits(config, rows[1], rows[0])
+        edits += vocabulary_edits(config, *rows)
         notes.append(
             f"{table.models[0].label}: its adapter has {rows[1]} embedding rows, its base {rows[0]}; the tokenizer is "
             "the base's; if tokens were added, copy the adapter's tokenizer files over it"
@@ -141,10 +147,18 @@ def quantisation_edits(
     ]
 
 
-def vocabulary_edits(config: Mapping[str, Any], rows: int, before: int | None = None) -> list[Edit]:
-    """Return edits that set the vocabulary size wherever it differs; if `before` is given, only where it was that."""
-    sizes = [(path, section["vocab_size"]) for path, section in sections(config) if "vocab_size" in section]
-    return [([*path, "vocab_size"], rows) for path, size in sizes if size != rows and before in (None, size)]
+def vocabulary_edits(config: Mapping[str, Any], before: int, rows: int) -> list[Edit]:
+    """Return edits that set the vocabulary size to `rows` wherever it was `before`; other vocabularies (of sounds)
+    keep theirs. A config that does not say it gets it in the section of the language model.
+    """
+    known = [*sections(config)]
+    sizes = [([*path, key], size) for path, section in known for key, size in section.items() if _VOCABULARY.match(key)]
+    found = [path for path, size in sizes if size == before]
+    if not found:
+        inner = next((path for path, _ in known if path and path[-1] in _LANGUAGE), ())
+        found = [[*inner, "vocab_size"]]
+        before = next((size for path, size in sizes if path == found[0]), before)
+    return [(path, rows) for path in found] if config and rows != before else []
 
 
 def chat_template(recipe: Recipe, table: SourceTable, tokenizer: Tokenizer) -> str | None:

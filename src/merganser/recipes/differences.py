@@ -92,13 +92,22 @@ def _differing(
 
 
 def _flat(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the single values of a config and of its nested configs. Rotary settings have their own names, wherever
-    a version of the library puts them.
-    """
+    """Yield the single values of a config and of its nested configs."""
+    if "rope_scaling" in config or "rope_parameters" in config:
+        yield f"{path}rope_type", "default"  # unless it is named
     for key, value in config.items():
         if isinstance(value, dict) and key.startswith("rope_"):
-            yield from ((f"{path}{inner}", each) for inner, each in value.items() if not isinstance(each, (dict, list)))
-        elif isinstance(value, dict) and key.endswith("config"):
+            yield from _rotary(value, path)
+        elif isinstance(value, dict) and (key.endswith("config") or "model_type" in value):
             yield from _flat(value, f"{path}{key}.")
         elif not isinstance(value, dict):
             yield f"{path}{key}", value
+
+
+def _rotary(settings: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    """Yield rotary settings by their own names, wherever a version of the library puts them."""
+    for key, value in settings.items():
+        if isinstance(value, dict):  # those of one kind of layers
+            yield from _rotary(value, f"{path}{key}.")
+        elif not isinstance(value, list):
+            yield f"{path}{'rope_type' if key == 'type' else key}", value

@@ -1,9 +1,10 @@
 """The kind of each layer of a stack, where the config depends on the layer's number.
 
 Some stacks have layers of two kinds: dense and sparse MLPs, attention and state spaces, full and sliding windows.
-Configs define the kinds in four ways, which must be rewritten when layers are restacked:
+Configs define the kinds in five ways, which must be rewritten when layers are restacked:
 
-- a list (or a text) with one entry per layer: entries move with their layers;
+- a list (or a text) with one entry per layer, or settings by layer number (`per_layer_config: {"5": …}`): entries move
+  with their layers;
 - a list of layer numbers (`mlp_only_layers: [0, 3]`): renumbered;
 - a number of first layers that are of one kind (`first_k_dense_replace`): recounted, if they still come first;
 - a period (`attn_layer_period` with `attn_layer_offset`, `decoder_sparse_step`): kept if every layer stays in phase, or
@@ -58,6 +59,8 @@ class Kinds:
             values = [self._value(key, origin) for origin in order]
             if rule == "each":
                 found[key] = "".join(values) if isinstance(given, str) else values
+            elif rule == "table":
+                found[key] = {str(k): value for k, value in enumerate(values) if value is not None}
             elif rule == "numbers":
                 found[key] = [k for k, value in enumerate(values) if value]
             elif rule == "first":
@@ -85,7 +88,7 @@ class Kinds:
         return None
 
     def _rule(self, key: str) -> str | None:
-        """Return how a key describes layers: `each`, `numbers`, `first`, `step`, `range`, `period`, or None."""
+        """Return how a key describes layers, one of the ways that `_value` reads, or None."""
         value, depth = self._sections[0].get(key), self._depths[0]
         if key in (_START, _END, _INTERVAL) and type(self._sections[0].get(_START)) is int:
             return "range" if key == _START else None
@@ -95,6 +98,8 @@ class Kinds:
             if _NUMBERS.search(key) and key not in _FLAGS and _are_numbers(value, depth):
                 return "numbers"
             return "each" if len(value) == depth and _EACH.search(key) else None
+        if isinstance(value, dict):
+            return "table" if value and "layer" in key and all(number.isdecimal() for number in value) else None
         if isinstance(value, str):
             return "each" if len(value) == depth and "pattern" in key else None
         if type(value) is not int:
@@ -118,6 +123,8 @@ class Kinds:
         value = section.get(key, self._sections[0][key])
         if rule == "each":
             return value[layer] if layer < len(value) else None
+        if rule == "table":
+            return value.get(str(layer))
         if rule == "numbers":
             return layer in value
         if rule == "first":

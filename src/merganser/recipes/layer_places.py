@@ -53,7 +53,8 @@ def check_places(
 def check_shapes(
     each: Restacked, kinds: Kinds, shape: Callable[[str], Sequence[int]], heads: object, outside: Iterable[str]
 ) -> None:
-    """Refuse another order of layers where shapes depend on their number: stages of a vision model, contacts of ESM.
+    """Refuse another order of layers where shapes depend on their number: stages of a vision model, contacts of ESM,
+    embeddings with columns for every layer.
 
     Args:
         each: The stack.
@@ -78,8 +79,14 @@ def check_shapes(
                     f"slices: {own!r} is {list(shape(own))} and {first!r} {list(usual)}: the stages under "
                     f"{each.stack.title!r} only fit their own places; keep their order"
                 )
+    moved = [number for _, number in each.order] != list(each.stack.numbers)
     for name in outside:
         columns = shape(name)[-1:]
+        if moved and "per_layer" in name and len(shape(name)) > 1 and columns[0] % each.stack.layers == 0:
+            raise CheckpointError(
+                f"slices: {name!r} has columns for each of the {each.stack.layers} layers under {each.stack.title!r}, "
+                "which only fit their own places; keep the order of the layers"
+            )
         if "contact_head" in name and type(heads) is int and columns == (heads * each.stack.layers,):
             raise CheckpointError(
                 f"slices: {name!r} has a column for each head of each of the {each.stack.layers} layers; leave it out "

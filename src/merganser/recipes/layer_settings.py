@@ -13,6 +13,8 @@ from merganser.recipes.layers import Stack
 from merganser.recipes.stacking import Restacked
 
 Config = Mapping[str, Any]
+#: Models whose last layer transformers takes for one of full attention, whatever the config says.
+_FULL_LAST = re.compile(r"gemma4|diffusion_gemma|embedding_gemma2")
 _COUNT = re.compile(r"layer|block|depth")
 #: Lists that give the kind of each layer, and so their number.
 _TYPES = re.compile(r"layers?_(block_)?types?$|hybrid_override_pattern")
@@ -21,10 +23,10 @@ _NOT_COUNT = re.compile(r"interval|every|window|index|start|shared|first|dense|s
 
 
 def sections(config: Config, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Config]]:
-    """Yield the config and the configs inside it (text_config, vision_config), outermost first."""
+    """Yield the config and the configs inside it (text_config, decoder), outermost first."""
     yield path, config
     for key, value in config.items():
-        if isinstance(value, dict) and key.endswith("config"):
+        if isinstance(value, dict) and (key.endswith("config") or "model_type" in value):
             yield from sections(value, (*path, key))
 
 
@@ -57,6 +59,12 @@ def layer_edits(configs: Sequence[Config], restacked: Sequence[Restacked]) -> tu
         changed, impossible = kinds(configs, each, path).edits(each.order)
         if impossible:
             raise RecipeError(_refusal(each, section, impossible))
+        last = (changed.get("layer_types") or section.get("layer_types") or ["full_attention"])[-1]
+        if last != "full_attention" and _FULL_LAST.search(str(section.get("model_type"))):
+            raise RecipeError(
+                f"slices: the last layer of the output has {last}, but a {section['model_type']} needs full_attention "
+                "there; end with such a layer"
+            )
         edits += [([*path, key], new) for key in keys]
         edits += [([*path, key], value) for key, value in changed.items()]
     return edits, notes

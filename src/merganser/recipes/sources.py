@@ -179,7 +179,7 @@ class SourceTable:
             config, plan = model_config(self.checkpoints[index]), self.models[index].plan
             edits: Sequence[Edit] = plan.sidecars.config if plan else ()
             if separates_head(self.checkpoints[index]):
-                edits = untied_edits(config)
+                edits = [*edits, *untied_edits(config)]
             self._configs[index] = edited(config, edits) if config else config
         return self._configs[index]
 

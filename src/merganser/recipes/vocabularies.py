@@ -37,11 +37,13 @@ _POSITIONS = re.compile(r"pos|wpe|token_type")
 
 @dataclass(frozen=True)
 class Unified:
-    """The output's vocabulary: `rows` of the embedding, the `model` whose tokenizer files are used, tokens `added`
-    to them, and for each model the map of its rows, or None if nothing changes.
+    """The output's vocabulary: `rows` of the embedding (the template's had `before`), the `model` whose
+    tokenizer files are used, tokens `added` to them, and for each model the map of its rows, or None if nothing
+    changes.
     """
 
     rows: int
+    before: int
     model: int
     added: tuple[dict[str, Any], ...]
     maps: tuple[VocabularyMap | None, ...]
@@ -94,7 +96,7 @@ def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
         runs = join_rows(builder.row(i, by_row.get(row), row) for row in range(rows))
         same = heights[i] == rows and runs == (RowRun(rows, ((i, 0),)),)
         maps.append(None if same else VocabularyMap(_names(table, i), runs, fit))
-    return Unified(rows, model, tuple(added), tuple(maps), tuple(notes))
+    return Unified(rows, heights[0], model, tuple(added), tuple(maps), tuple(notes))
 
 
 def _source(options: TokenizerOptions, table: SourceTable, where: str) -> int:
