@@ -34,7 +34,8 @@ def moe(recipe: str | os.PathLike[str] | Mapping[str, Any] | MoERecipe) -> Merge
     """Make a mixture of experts from dense models: the base's attention, every expert's MLPs, and gates.
 
     mergekit-moe's recipes run as they are. Mixtral (of Llama and Mistral models), Qwen2-MoE, Qwen3-MoE and DeepSeek
-    layouts, named as their checkpoints on the hub are, so that transformers, vLLM and llama.cpp read them.
+    layouts, named as their checkpoints on the hub are, so that other programs read them. transformers loads DeepSeek's
+    with the code on the hub that its config names (`auto_map`, `trust_remote_code=True`, transformers 4).
 
     Args:
         recipe: The path of a YAML file, a mapping, or what `load_moe` returned.
@@ -54,7 +55,7 @@ def moe(recipe: str | os.PathLike[str] | Mapping[str, Any] | MoERecipe) -> Merge
     experts = [_noised(_open(each.path, each.where, asked), each, asked.seed) for each in entries]
     configs = [read_config(model.directory) for model in (base, *experts)]
     labels = [asked.base, *(each.path for each in entries)]
-    layout = choose_layout(asked, [str(config.get("model_type", "")) for config in configs], labels)
+    layout = choose_layout(asked, configs, labels)
     layers = _check_shapes(base, experts, labels, layout, configs[0])
     gates = build_gates(asked, base, entries, experts, layers)
     made = StateDict(_made(layout, base, gates, len(asked.experts), layers), "gates")
@@ -75,7 +76,7 @@ def moe(recipe: str | os.PathLike[str] | Mapping[str, Any] | MoERecipe) -> Merge
         aliases=dict(base.aliases()),
         seed=asked.seed,
         sidecars=sidecars,
-        notes=tuple(_notes(asked, gates)),
+        notes=(*layout.notes(), *_notes(asked, gates)),
     )
     return Merged(Merge(plan, (base, *experts, made)), f"{layout.name} of {len(asked.experts)} experts")
 

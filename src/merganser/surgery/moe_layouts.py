@@ -29,6 +29,7 @@ class MoELayout:
         shared_module: What a shared expert is called.
         shared_gate: Whether shared experts have a gate.
         biases: Whether attention has biases, which are zero if the dense models have none.
+        head_dim: Whether heads may have another width than the hidden size divided by their number.
     """
 
     name: str
@@ -41,6 +42,7 @@ class MoELayout:
     shared_module: str = ""
     shared_gate: bool = False
     biases: bool = False
+    head_dim: bool = True
 
     def config(self, dense: Mapping[str, Any], recipe: MoERecipe) -> dict[str, Any]:
         """Return the settings of the mixture in addition to those of the dense base."""
@@ -50,9 +52,10 @@ class MoELayout:
             "num_key_value_heads": dense.get("num_key_value_heads") or dense.get("num_attention_heads"),
             "architectures": [self.architecture],
             "model_type": self.kind,
-            "num_experts_per_tok": recipe.per_token,
+            "num_experts_per_tok": recipe.per_token or min(self._per_token(recipe), count),
             "sliding_window": None,
             "tie_word_embeddings": bool(dense.get("tie_word_embeddings")),
+            "auto_map": None,
         }
         if "rope_theta" not in dense and "rope_parameters" not in dense:
             found["rope_theta"] = 10000.0
@@ -63,6 +66,7 @@ class MoELayout:
             classes = {"AutoConfig": "configuration_deepseek.DeepseekConfig"}
             classes |= {f"Auto{name}": f"modeling_deepseek.Deepseek{cls}" for name, cls in _DEEPSEEK_CLASSES.items()}
             return found | {
+                **_older_rope(dense),
                 "n_routed_experts": count,
                 "n_shared_experts": len(recipe.shared) or None,
                 "first_k_dense_replace": 0,
@@ -74,8 +78,30 @@ class MoELayout:
         found |= {"shared_expert_intermediate_size": wide} if self.kind == "qwen2_moe" else {}
         return found | {"use_sliding_window": False, "max_window_layers": dense.get("num_hidden_layers")}
 
+    def notes(self) -> list[str]:
+        """Return what a user of the mixture must know of the programs that load it."""
+        return [_DEEPSEEK_NOTE] if self.kind == "deepseek" else []
+
+    def _per_token(self, recipe: MoERecipe) -> int:
+        """Return how many experts a token uses where the recipe does not say, as mergekit-moe does."""
+        return 1 if self.kind == "deepseek" and recipe.shared else 2
+
+
+def _older_rope(dense: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of rotary embeddings by the names of transformers 4, where DeepSeek's own code runs."""
+    given = dense.get("rope_parameters") or dense.get("rope_scaling") or {}
+    scaling = {key: value for key, value in given.items() if key not in ("rope_theta", "type")}
+    kind = scaling.get("rope_type") or given.get("type") or "default"
+    found = {"rope_theta": given["rope_theta"]} if "rope_theta" in given else {}
+    return found | ({"rope_scaling": {**scaling, "type": kind}} if kind != "default" else {})
+
 
 _DEEPSEEK_CLASSES = {"Model": "Model", "ModelForCausalLM": "ForCausalLM"}
+_DEEPSEEK_NOTE = (
+    "transformers loads this layout with trust_remote_code=True and version 4: config.json names DeepSeek's own code "
+    "on the hub, which transformers 5 cannot import; vLLM has this architecture, llama.cpp weighs its experts "
+    "differently"
+)
 LAYOUTS = (
     MoELayout("mixtral", ("llama", "mistral"), "mixtral", "MixtralForCausalLM", "block_sparse_moe", ("w1", "w3", "w2")),
     MoELayout("qwen3", ("qwen3",), "qwen3_moe", "Qwen3MoeForCausalLM"),
@@ -96,21 +122,23 @@ LAYOUTS = (
         "DeepseekForCausalLM",
         shared=(0, 1),
         shared_module="shared_experts",
+        head_dim=False,
     ),
 )
 
 
-def choose_layout(recipe: MoERecipe, kinds: Sequence[str], labels: Sequence[str]) -> MoELayout:
+def choose_layout(recipe: MoERecipe, configs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> MoELayout:
     """Return the layout that a recipe names, or the first that its models allow.
 
     Args:
         recipe: The recipe.
-        kinds: The `model_type` of the base and of every expert.
+        configs: The configs of the base and of every expert.
         labels: What they are called.
 
     Raises:
         InputError: If none fits, with the reason for each.
     """
+    kinds = [str(config.get("model_type", "")) for config in configs]
     if unlike := next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None):
         raise InputError(
             f"{labels[unlike]} is a {kinds[unlike] or 'model without a config'}, {labels[0]} a {kinds[0]}: experts "
@@ -125,14 +153,15 @@ def choose_layout(recipe: MoERecipe, kinds: Sequence[str], labels: Sequence[str]
     why = []
     for layout in LAYOUTS:
         if asked in ("", layout.name):
-            if (reason := _refusal(layout, recipe, kinds[0])) is None:
+            if (reason := _refusal(layout, recipe, configs[0])) is None:
                 return layout
             why.append(f"{layout.name} {reason}")
     raise InputError(f"no mixture can be made of these models: {'; '.join(why)}")
 
 
-def _refusal(layout: MoELayout, recipe: MoERecipe, kind: str) -> str | None:
+def _refusal(layout: MoELayout, recipe: MoERecipe, dense: Mapping[str, Any]) -> str | None:
     low, high = layout.shared
+    kind = str(dense.get("model_type", ""))
     if kind not in layout.dense:
         return f"has a place for the experts of {' or '.join(layout.dense)} models, not of {kind or 'unknown'} ones"
     if not low <= len(recipe.shared) <= high:
@@ -142,4 +171,7 @@ def _refusal(layout: MoELayout, recipe: MoERecipe, kind: str) -> str | None:
         return "needs positive_prompts for its shared expert"
     if not layout.shared_gate and any(each.positive or each.negative for each in recipe.shared):
         return "has no gate for its shared expert; leave its prompts out"
+    width, heads, hidden = (dense.get(key) for key in ("head_dim", "num_attention_heads", "hidden_size"))
+    if not layout.head_dim and width and heads and hidden and width * heads != hidden:
+        return f"has no setting for the width of heads, which is {width} here, not {hidden} / {heads}"
     return None

@@ -60,7 +60,7 @@ class MoERecipe:
         experts: The models whose MLPs become experts.
         shared: Experts that every token uses.
         gate_mode: How gates are made.
-        per_token: Experts per token.
+        per_token: Experts per token; by default two, or one beside DeepSeek's shared expert.
         dtype: The dtype of the output; that of the base by default.
         architecture: `"mixtral"`, `"qwen2"`, `"qwen3"` or `"deepseek"`; by default what the models allow.
         seed: Of random gates and noise.
@@ -78,7 +78,7 @@ class MoERecipe:
     experts: tuple[ExpertEntry, ...]
     shared: tuple[ExpertEntry, ...] = ()
     gate_mode: str = "hidden"
-    per_token: int = 2
+    per_token: int | None = None
     dtype: str | None = None
     architecture: str | None = None
     seed: int = 0
@@ -121,7 +121,7 @@ def _read(data: dict[str, Any], written: str | Mapping[str, Any], root: Path | N
         problems.add("gate_mode", f"unknown gate {gate!r}{did_you_mean(gate, GATES)}")
     experts = _experts(data.get("experts"), "experts", problems)
     shared = _experts(data.get("shared_experts") or [], "shared_experts", problems)
-    base, dtype, architecture, per_token, seed = "", None, None, 2, 0
+    base, dtype, architecture, per_token, seed = "", None, None, None, 0
     with problems.collect():
         base = _path(data.get("base_model"), "base_model")
     with problems.collect():
@@ -129,11 +129,11 @@ def _read(data: dict[str, Any], written: str | Mapping[str, Any], root: Path | N
     with problems.collect():
         architecture = expect(data["architecture"], str, "architecture") if data.get("architecture") else None
     with problems.collect():
-        per_token, seed = (
-            expect(data.get("experts_per_token", 2), int, "experts_per_token"),
-            expect(data.get("seed", 0), int, "seed"),
-        )
-        if experts and not 1 <= per_token <= len(experts):
+        seed = expect(data.get("seed", 0), int, "seed")
+    with problems.collect():
+        if (stated := data.get("experts_per_token")) is not None:
+            per_token = expect(stated, int, "experts_per_token")
+        if experts and per_token is not None and not 1 <= per_token <= len(experts):
             raise RecipeError(
                 f"experts_per_token: expected 1 to {len(experts)}, the number of experts; got {per_token}"
             )
