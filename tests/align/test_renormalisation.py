@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from align_networks import attention, mlp, resnet, trained_like, vgg
-from torch import nn
+from torch import Tensor, nn
 
 from merganser.align.renormalisation import repair, reset_batch_norm
 from merganser.align.universes import universe
@@ -208,3 +208,25 @@ def test_a_tuple_is_the_arguments_of_the_model_or_has_targets_beside_them():
         torch.testing.assert_close(beside, alone)
         with pytest.raises(InputError, match="leave out targets"):
             call(plain, [plain], [(x, torch.zeros(16), torch.zeros(16))])
+
+
+def test_batch_norm_weighs_batches_by_their_samples():
+    network = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)).double()
+    parts = [part[:size] for part, size in zip(batches_of((30, 5)), (30, 3, 17), strict=True)]
+    for batches in (parts, [(part, torch.zeros(len(part))) for part in parts]):
+        norm = reset_batch_norm(network, batches)[1]
+        outputs = [network[0](part).detach() for part in parts]
+        share = [len(part) / 50 for part in parts]
+        for stored, moment in ((norm.running_mean, Tensor.mean), (norm.running_var, Tensor.var)):
+            expected = sum(w * moment(o, 0) for w, o in zip(share, outputs, strict=True))
+            torch.testing.assert_close(stored, expected)
+
+
+@pytest.mark.parametrize("make", [lambda: mlp(6, 12, 10, 3), lambda: resnet(4, "batch")])
+def test_batches_with_nan_are_refused(make):
+    merged, *endpoints = merged_and_endpoints(make, 2)
+    shape = (16, 6) if isinstance(merged, nn.Sequential) else (8, 3, 8, 8)
+    batches = batches_of(shape)
+    batches[1][0] = torch.nan
+    with pytest.raises(InputError, match=r"activations of '.*' are not finite: look for NaN"):
+        repair(merged, endpoints, batches)

@@ -13,6 +13,7 @@ from align_networks import mlp, resnet, trained_like
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import merganser as mg
 from merganser.align import (
     ensemble,
     match,
@@ -306,3 +307,40 @@ def test_models_from_a_generator_are_read_once():
 def test_statistics_of_weights_without_a_network_are_refused():
     with pytest.raises(InputError, match="give a module, not OrderedDict"):
         reset_batch_norm(mlp(3, 5, 2)[0].state_dict(), [torch.randn(8, 3)])
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+def test_nan_in_batches_is_named_before_anything_is_matched(standardize: bool) -> None:
+    batch = X.clone()
+    batch[3, 2] = torch.nan
+    networks = [copy.deepcopy(MODULE), copy.deepcopy(MODULE)]
+    calls = [
+        lambda: match(*networks, KNOWN, method="activations", batches=[X, batch], standardize=standardize),
+        lambda: universe(networks, KNOWN, batches=[X, batch], standardize=standardize),
+        lambda: mg.align.zip(networks, KNOWN, [X, batch]),
+    ]
+    for call in calls:
+        with pytest.raises(InputError, match="not finite: look for NaN or infinity in the batches"):
+            call()
+
+
+def test_moments_of_half_precision_do_not_overflow() -> None:
+    networks = [copy.deepcopy(MODULE).half(), copy.deepcopy(MODULE).half()]
+    found = match(*networks, KNOWN, method="activations", batches=[100 * X.half()], standardize=False)
+    assert all((order == np.arange(len(order))).all() for order in found.permutations.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_labels_are_of_any_integer_dtype(dtype: torch.dtype) -> None:
+    labels = torch.arange(16) % 3
+    networks = [copy.deepcopy(MODULE) for _ in range(3)]
+    moved = [
+        transport(*networks, KNOWN, gradient_batches=[(X, given)], scale=2.0) for given in (labels, labels.to(dtype))
+    ]
+    assert all(torch.equal(moved[1][name], tensor) for name, tensor in moved[0].items())
+
+
+def test_a_symmetry_represents_itself_in_a_line() -> None:
+    assert "\n" not in repr(KNOWN)
+    assert len(repr(KNOWN)) < 100
+    assert len(repr(match(MODULE, MODULE, KNOWN))) < 1000

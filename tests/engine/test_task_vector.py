@@ -281,3 +281,22 @@ def test_what_does_not_fit_is_said():
             vector(A) * wrong
     with pytest.raises(TypeError):
         vector(A) + 1
+
+
+def test_numbers_of_numpy_are_numbers():
+    for factor in np.linspace(0.5, 1.0, 2):
+        for scaled in (factor * vector(A), vector(A) * factor, np.float32(factor) * vector(A)):
+            assert isinstance(scaled, mg.TaskVector)
+            close(scaled, {name: float(factor) * tensor for name, tensor in eager(A).items()})
+
+
+def test_a_rank_is_a_number_and_a_float_up_to_one_a_share():
+    tensors = {"w": torch.randn(8, 5, generator=torch.Generator().manual_seed(0))}
+    whole = mg.TaskVector(tensors, {"w": torch.zeros(8, 5)})
+    u, s, v = np.linalg.svd(tensors["w"].double().numpy(), full_matrices=False)
+    for rank, kept in ((1, 1), (1.0, 5), (0.4, 2), (2.0, 2), (7, 5)):
+        expected = (u[:, :kept] * s[:kept]) @ v[:kept]
+        np.testing.assert_allclose(whole.low_rank(rank)["w"].numpy(), expected, atol=1e-5)
+    for rank in (0, 0.0, -1, 1.5, True, "a", float("nan"), float("inf")):
+        with pytest.raises(InputError, match="a rank is a whole number"):
+            whole.low_rank(rank)

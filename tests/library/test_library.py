@@ -1,5 +1,6 @@
 """The expert library: what goes in comes out, to the error and the byte that was asked for."""
 
+import pickle
 import subprocess
 import sys
 from functools import partial
@@ -313,3 +314,24 @@ def test_dtypes_go_by_name_or_as_they_are(models, tmp_path, dtype):
     assert library.manifest.dtype == "bfloat16"
     library.extract("math", tmp_path / "out", dtype=dtype)
     assert open_checkpoint(tmp_path / "out").spec("bias").dtype == torch.bfloat16
+
+
+def test_a_library_behaves_like_a_collection_of_names(models, tmp_path):
+    library = Library.build(models["base"], experts(models), tmp_path / "lib")
+    names = list(experts(models))
+    assert list(library) == list(library.experts) == names
+    assert all(name in library for name in names)
+    assert repr(library) == f"<Library {tmp_path / 'lib'}: {len(names)} experts: {', '.join(names)}>"
+    first = names[0]
+    with pytest.raises(InputError, match=rf"experts to merge are a list: write \['{first}'\]"):
+        library.merge(first)
+
+
+def test_a_library_is_pickled_by_its_path(models, tmp_path):
+    library = Library.build(models["base"], experts(models), tmp_path / "lib")
+    names = list(experts(models))
+    first = names[0]
+    library.expert(first)
+    again = pickle.loads(pickle.dumps(library))
+    assert again.experts == library.experts
+    assert all(torch.equal(again.expert(first)[name], library.expert(first)[name]) for name in library.expert(first))

@@ -1,6 +1,7 @@
 """Adaptive models and baselines are torch modules: state dicts, moves, modes, hooks and copies."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -193,3 +194,31 @@ def test_gradients_reach_the_gates_alone(built, x):
     wemoe.fit({"a": [x]}, steps=2, learning_rate=1e-2)
     changed = {name.split(".")[0] for name, p in wemoe.named_parameters() if not torch.equal(p, before[name])}
     assert changed == {"gating"}
+
+
+@pytest.mark.parametrize("kind", ["adaptive", "trained", "smile"])
+def test_columns_do_not_depend_on_the_batch(built, x, kind):
+    """So that the logits of several batches can be concatenated."""
+    model = models(built)[kind]
+    whole = model(x)
+    assert {task for task, _ in whole.columns} == set(TASKS)
+    alone = [model(row[None]) for row in x]
+    assert all(answer.columns == whole.columns for answer in alone)
+    together = torch.cat([answer.logits for answer in alone])
+    assert together.shape == whole.logits.shape
+    both = together.isfinite() & whole.logits.isfinite()
+    torch.testing.assert_close(together[both], whole.logits[both], atol=1e-4, rtol=1e-4)
+
+
+def test_a_head_of_another_width_is_named(built, x):
+    base, library = built
+    heads = heads_of(TASKS) | {"b": nn.Linear(WIDTH + 1, 2)}
+    with pytest.raises(InputError, match=f"the head of 'b' does not accept features of shape .*{WIDTH}"):
+        Static(copy.deepcopy(base), library, heads)(x)
+
+
+def test_an_adaptive_model_can_be_pickled(built, x):
+    model = models(built)["adaptive"]
+    answer, again = model(x), pickle.loads(pickle.dumps(model))(x)
+    assert again.sets == answer.sets
+    torch.testing.assert_close(again.scores, answer.scores)

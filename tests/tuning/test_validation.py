@@ -72,3 +72,19 @@ def test_mistakes(world):
         Validation(module, {"one": [(x, y)]}, {"other": lambda z: z})
     with pytest.raises(InputError, match="targets of shape \\(3, 1\\) for predictions of shape \\(3,\\)"):
         Validation(module, {"one": [(x, y[:, None])]})({})
+
+
+def test_what_is_not_a_number_is_not_right(world):
+    """The arg max of a row with NaN is the place of the NaN, which may be the target."""
+    module, data = world
+    broken = {name: torch.full_like(value, torch.nan) for name, value in module.state_dict().items()}
+    assert Validation(module, data)(broken) == 0.0
+
+
+@pytest.mark.parametrize("target", [4, -1])
+def test_targets_beyond_the_classes_are_refused(world, target):
+    module, data = world
+    x, y = data["two"][0]
+    odd = torch.full_like(y, target)
+    with pytest.raises(InputError, match=f"data of 'two': target {target}, but logits of 4 classes"):
+        Validation(module, data | {"two": [(x, odd)]})(module.state_dict())

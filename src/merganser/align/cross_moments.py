@@ -20,9 +20,15 @@ from merganser.align.terms import TermLayout
 from merganser.errors import InputError
 from merganser.kernels.assignment import Path
 from merganser.modules.batches import InputsLike, forward, several
-from merganser.modules.moments import CHANNELS_LAST, CHANNELS_SECOND, Moments, channel_rows, evaluating, hooked
-
-#: Layer -> its output as (samples and positions, channels).
+from merganser.modules.moments import (
+    CHANNELS_LAST,
+    CHANNELS_SECOND,
+    Moments,
+    channel_rows,
+    check_finite,
+    evaluating,
+    hooked,
+)
 
 
 @dataclass(frozen=True)
@@ -97,10 +103,13 @@ def unit_grams(
             found = [_by_path(*each, batch, scale) for each, scale in zip(own, scales, strict=True)]
             for path in found[0]:
                 units = torch.cat([responses[path] for responses in found])
+                units = units.to(torch.promote_types(units.dtype, torch.float32))  # sums overflow in half precision
                 gram = (units @ units.T).double()
                 grams[path] = grams[path].add_(gram) if path in grams else gram
     if not seen:
         raise InputError("no batch was seen; an iterator is exhausted after one pass: give a list or a data loader")
+    for path, gram in grams.items():
+        check_finite(gram, "/".join(path))
     return grams
 
 
@@ -191,4 +200,4 @@ def _cholesky(gram: Tensor) -> Tensor:
         if not found.info:
             factor: Tensor = found.L
             return factor
-    raise InputError("the activations are not finite: the models cannot be matched by them")
+    raise InputError("the activations are too large to be matched by")

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from merganser.align.state import State, average, shares_of, state_of
 from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError
-from merganser.modules.batches import InputsLike
+from merganser.modules.batches import InputsLike, first_tensor, without_targets
 from merganser.modules.convolutions import CONVOLUTIONS
-from merganser.modules.moments import Moments, channel_rows, channels_second, evaluating, hooked, run
+from merganser.modules.moments import Moments, channel_rows, channels_second, check_finite, evaluating, hooked, run
 
 REPAIRABLE = (nn.Linear, *CONVOLUTIONS, nn.LayerNorm, nn.GroupNorm)
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
@@ -81,7 +81,7 @@ def repair(
 
 
 def reset_batch_norm(model: nn.Module, batches: Iterable[InputsLike]) -> nn.Module:
-    """Return a copy whose BatchNorm statistics are the plain means over batches.
+    """Return a copy whose BatchNorm statistics are the means over batches, each with the weight of its samples.
 
     Args:
         model: The network.
@@ -103,16 +103,27 @@ def reset_batch_norm(model: nn.Module, batches: Iterable[InputsLike]) -> nn.Modu
             if isinstance(module, BATCH_NORMS) and module.track_running_stats:
                 momenta[name] = module.momentum
                 module.reset_running_stats()
-                module.momentum = None  # a cumulative average
                 module.train()
+        seen = 0
+
+        def weigh(batch: InputsLike) -> None:
+            """Set the momentum to the share of a batch among the samples so far: a cumulative mean."""
+            nonlocal seen
+            size = len(first_tensor(without_targets(fresh, batch)))
+            seen += size
+            for name in momenta:
+                fresh.get_submodule(name).momentum = size / seen  # type: ignore[assignment]
+
         try:
-            run(fresh, batches)
+            run(fresh, batches, weigh)
         except InputError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
             raise InputError("BatchNorm needs batches of more than one sample to measure a variance") from error
         for name, momentum in momenta.items():
-            fresh.get_submodule(name).momentum = momentum  # type: ignore[assignment]
+            norm = fresh.get_submodule(name)
+            check_finite(torch.stack([norm.running_mean, norm.running_var]), name)  # type: ignore[list-item]
+            norm.momentum = momentum  # type: ignore[assignment]
     return fresh
 
 
@@ -181,7 +192,10 @@ def _statistics(
 
     with hooked(model, {name: partial(watch, name) for name in layers}):
         run(model, batches)
-    return {name: own.values for name, own in moments.items()}
+    found = {name: own.values for name, own in moments.items()}
+    for name, own in found.items():
+        check_finite(torch.stack(own), name)
+    return found
 
 
 def _correction(goal: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor], has_bias: bool) -> tuple[Tensor, Tensor]:

@@ -281,6 +281,10 @@ class Symmetry:
             raise InputError(f"not the JSON of a symmetry: {error!r}") from error
         return cls(atoms, axes, buffers, aliases, causes, canonical)
 
+    def __repr__(self) -> str:
+        """Return what is in it; `print` shows the table."""
+        return f"Symmetry({len(self.axes)} tensors; atoms {', '.join(self.atoms) or 'none'})"
+
     def __str__(self) -> str:
         """Return a table: atom, size, and the tensors (with axis) it acts on."""
         rows = [("atom", "size", "acts on")]

@@ -236,11 +236,12 @@ class Largest(Vector):
 
 class TruncatedVector(Vector):
     """Matrices truncated to their leading singular components. Tensors with more axes are matrices of their first
-    axis; vectors are unchanged. `rank` is a number of components, or a share of them below 1.
+    axis; vectors are unchanged. `rank` is a number of components, or as a float of at most 1 a share of them.
     """
 
     def __init__(self, vector: Vector, rank: int | float) -> None:
-        if isinstance(rank, bool) or rank <= 0 or (rank >= 1 and rank != int(rank)):
+        number = isinstance(rank, int | float) and not isinstance(rank, bool)
+        if not number or not 0 < rank < math.inf or (rank > 1 and rank != int(rank)):
             raise InputError(f"a rank is a whole number, or a share between 0 and 1; got {rank}")
         label = f"{vector.label} at rank {rank:g}"
         super().__init__({n: vector.spec(n) for n in vector.names()}, label, (vector,), [rank])
@@ -258,7 +259,8 @@ class TruncatedVector(Vector):
     def _decompose(self, name: str) -> Factors:
         matrix = self.vector.read(name).flatten(1)
         n = min(matrix.shape)
-        return top_svd(matrix, min(n, int(self.rank) if self.rank >= 1 else max(1, math.ceil(self.rank * n))))
+        share = isinstance(self.rank, float) and self.rank <= 1
+        return top_svd(matrix, min(n, max(1, math.ceil(self.rank * n)) if share else int(self.rank)))
 
 
 class _Scores:

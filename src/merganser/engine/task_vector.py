@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Union, overload
 
@@ -43,7 +44,8 @@ class TaskVector(View):
 
     A task vector is lazy: tensors are computed when they are read, in blocks, so that checkpoints may be larger than
     memory. It is itself a checkpoint, in float32 (float64 where a source is). Add and subtract task vectors, multiply
-    them by numbers, and add them to a base.
+    them by numbers, and add them to a base. Modules and tensors are not copied: if you train a module on, its task
+    vector changes with it.
 
     Args:
         finetuned: θ: a path, hub id, state dict, module or checkpoint.
@@ -118,18 +120,19 @@ class TaskVector(View):
         return self * -1.0
 
     def __mul__(self, factor: float) -> TaskVector:
-        if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+        if isinstance(factor, bool) or not isinstance(factor, Real):
             return NotImplemented
         return self._of(Combination([(float(factor), self.vector)]))
 
     __rmul__ = __mul__
+    __array_ufunc__ = None  # numbers of numpy leave the product to the task vector
 
     def __truediv__(self, divisor: float) -> TaskVector:
-        if isinstance(divisor, bool) or not isinstance(divisor, (int, float)):
+        if isinstance(divisor, bool) or not isinstance(divisor, Real):
             return NotImplemented
         if divisor == 0:
             raise InputError(f"{self.label} divided by zero")
-        return self * (1.0 / divisor)
+        return self * (1.0 / float(divisor))
 
     def only(self, *globs: str) -> TaskVector:
         """Return the vector restricted to tensors whose names match; the others count as zero."""
@@ -161,7 +164,7 @@ class TaskVector(View):
         return self._of(Largest(self.vector, density, by.vector if by is not None else None))
 
     def low_rank(self, rank: int | float) -> TaskVector:
-        """Keep the leading singular components of every matrix: a number, or a share of them if below 1."""
+        """Keep the leading singular components of every matrix: a number, or a share of them as a float up to 1.0."""
         return self._of(TruncatedVector(self.vector, rank))
 
     def dot(self, other: TaskVector) -> float:

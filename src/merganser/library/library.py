@@ -19,6 +19,7 @@ from merganser.library.bases import open_base, place_of, weights_checksum
 from merganser.library.building import Compressor, OnStep
 from merganser.library.changes import check_fit
 from merganser.library.codes.catalogue import CHOICES
+from merganser.library.collection import ExpertCollection
 from merganser.library.expert_file import ExpertFile
 from merganser.library.manifest import SHARED_FILE, ExpertPlan, ExpertRecord, Manifest, check_name, expert_file, locked
 from merganser.library.ranks import RankPolicy, with_codes
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Library(Shown):
+class Library(ExpertCollection, Shown):
     """Experts of one base, stored in a directory as low-rank factors or in codes. Create one with `Library.build`.
 
     Args:
@@ -222,11 +223,8 @@ class Library(Shown):
     def experts(self) -> tuple[str, ...]:
         return tuple(self.manifest.experts)
 
-    def __len__(self) -> int:
-        return len(self.manifest.experts)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.manifest.experts
+    def __reduce__(self) -> tuple[type[Library], tuple[Path, Checkpoint]]:
+        return Library, (self.path, self.base)
 
     def expert(self, name: str) -> Expert:
         """Return an expert as a checkpoint, rebuilt while it is read. Its file is verified by its checksum once."""
@@ -265,6 +263,8 @@ class Library(Shown):
         false. The result is a checkpoint computed while it is read: `state_dict()` loads it into memory, `mg.save`
         writes it. Tensors that an expert does not share with the base are left out.
         """
+        if isinstance(names, str):
+            raise InputError(f"experts to merge are a list: write [{names!r}]")
         chosen = list(self.experts) if names is None else list(names)
         if not chosen or len(set(chosen)) < len(chosen):
             raise InputError("merge needs at least one expert, and each of them once")

@@ -40,6 +40,7 @@ from merganser.engine.task_vector import Applied
 from merganser.errors import CheckpointError, InputError, by_name, did_you_mean, one_of
 from merganser.library.bases import main_dtype, open_base, place_of
 from merganser.library.changes import check_finite, is_comparable
+from merganser.library.collection import ExpertCollection
 from merganser.library.manifest import check_name, named_sections, read_json, write_json
 from merganser.library.mask_bits import FULL, MaskKind, Packed, unpack
 from merganser.library.schema import ManifestSection
@@ -50,7 +51,7 @@ FILE = "masks.json"
 FORMAT, VERSION = "merganser-masks", 1
 
 
-class MaskLibrary:
+class MaskLibrary(ExpertCollection):
     """Experts of one base, stored as binary masks over a shared task vector. Create one with `MaskLibrary.build`.
 
     Args:
@@ -153,12 +154,6 @@ class MaskLibrary:
     @property
     def experts(self) -> tuple[str, ...]:
         return tuple(self._scales)
-
-    def __len__(self) -> int:
-        return len(self.experts)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._scales
 
     def expert(self, name: str) -> MaskedExpert:
         """Return an expert as a checkpoint, rebuilt while it is read."""

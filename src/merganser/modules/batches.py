@@ -80,12 +80,16 @@ def _takes(signature: inspect.Signature, *args: Any) -> bool:
 def labelled(batch: Any, what: str = "data") -> Batch:
     """Return a batch as (inputs, targets), or refuse one without targets.
 
+    Targets of narrow integers, which losses of torch do not take, become int64.
+
     Args:
         batch: A pair from a data loader.
         what: The name of the data in messages.
     """
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor):
-        return batch[0], batch[1]
+        inputs, targets = batch
+        narrow = targets.dtype != torch.bool and not (targets.is_floating_point() or targets.is_complex())
+        return inputs, targets.long() if narrow else targets
     raise InputError(f"{what}: expected labelled batches (inputs, targets), got {_described(batch)}")
 
 

@@ -69,6 +69,12 @@ def channel_rows(module: nn.Module, output: Tensor) -> Tensor:
     return output.reshape(-1, *output.shape[-width:]).flatten(1)
 
 
+def check_finite(statistics: Tensor, layer: str) -> None:
+    """Refuse statistics of activations that hold NaN or infinity."""
+    if not torch.isfinite(statistics).all():
+        raise InputError(f"the activations of {layer!r} are not finite: look for NaN or infinity in the batches")
+
+
 @contextmanager
 def hooked(model: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
     """Pass each named submodule's output to its hook; a hook that returns a tensor replaces the output."""
@@ -96,12 +102,14 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def run(model: nn.Module, batches: Iterable[InputsLike]) -> None:
-    """Run forward passes for the effects of hooks."""
+def run(model: nn.Module, batches: Iterable[InputsLike], before: Callable[[InputsLike], None] | None = None) -> None:
+    """Run forward passes for the effects of hooks; `before` is called with every batch."""
     several(batches, "batches")
     seen = False
     with torch.no_grad():
         for batch in batches:
+            if before is not None:
+                before(batch)
             forward(model, batch)
             seen = True
     if not seen:

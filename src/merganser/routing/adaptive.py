@@ -178,6 +178,13 @@ class AdaptiveModel(LibraryModel):
         memo[id(self._lock)] = threading.RLock()
         return super().__deepcopy__(memo)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._lock = threading.RLock()
+
     @property
     def tasks(self) -> tuple[str, ...]:
         return self.router.tasks

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from merganser.errors import InputError, did_you_mean, one_of
+from merganser.errors import InputError, did_you_mean, first_line, one_of
 from merganser.modules.naming import adopt
 from merganser.routing.choices import Routing
 from merganser.routing.predictions import Prediction
@@ -35,6 +35,7 @@ class Heads(nn.Module):
         self.tasks = tuple(tasks)
         self._heads = {task: as_head(heads[task]) for task in tasks}
         self._shared = {task: next(other for other in tasks if heads[other] is heads[task]) for task in tasks}
+        self._widths: dict[str, int] = {}
         for task in tasks:
             head = self._heads[task]
             if self._shared[task] == task and isinstance(head, nn.Module):
@@ -46,7 +47,12 @@ class Heads(nn.Module):
         return head.out_features if isinstance(head, nn.Linear) else None
 
     def logits(self, task: str, features: Tensor) -> Tensor:
-        logits = self._heads[task](features)
+        try:
+            logits = self._heads[task](features)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise InputError(
+                f"the head of {task!r} does not accept features of shape {list(features.shape)}: {first_line(error)}"
+            ) from error
         if logits.dim() != 2 or len(logits) != len(features):
             raise InputError(f"the head of {task!r} gives {list(logits.shape)} for {len(features)} samples")
         return logits
@@ -83,16 +89,16 @@ class Heads(nn.Module):
             return self.predict(features, told, score)._replace(sets=sets, routing=routing)
         if together and len(set(sets)) > 1:
             raise InputError("samples that share one head need one set of experts; these were routed separately")
-        asked = {task for chosen in sets for task in chosen}
-        owners = [task for task in self.tasks if self._shared[task] == task and asked & self._users(task)]
+        owners = [task for task in self.tasks if self._shared[task] == task]
         parts, columns = [], []
         for owner in owners:
             member = torch.tensor([bool(chosen & self._users(owner)) for chosen in sets], device=features.device)
-            logits = self.logits(owner, features[member]).float()
-            part = features.new_full((len(sets), logits.shape[1]), -torch.inf, dtype=torch.float32)
-            part[member] = self._scores(logits, owner, weights[member.to(weights.device)], score)
+            part = features.new_full((len(sets), self._width(owner, features)), -torch.inf, dtype=torch.float32)
+            if member.any():
+                logits = self.logits(owner, features[member]).float()
+                part[member] = self._scores(logits, owner, weights[member.to(weights.device)], score)
             parts.append(part)
-            columns += [(owner, label) for label in range(logits.shape[1])]
+            columns += [(owner, label) for label in range(part.shape[1])]
         table = torch.cat(parts, dim=1)
         if together:
             total = torch.stack([part.amax(1).sum() for part in parts])
@@ -106,6 +112,13 @@ class Heads(nn.Module):
             for column, chosen, row in zip(place.tolist(), sets, weights.tolist(), strict=True)
         )
         return Prediction(table, winners, sets, routing, columns=tuple(columns), chosen=place)
+
+    def _width(self, owner: str, features: Tensor) -> int:
+        """Return the number of classes of a head; one that is no linear layer is asked for the first sample."""
+        if owner not in self._widths:
+            known = self.classes(owner)
+            self._widths[owner] = self.logits(owner, features[:1]).shape[1] if known is None else known
+        return self._widths[owner]
 
     def _users(self, owner: str) -> frozenset[str]:
         return frozenset(task for task in self.tasks if self._shared[task] == owner)

@@ -49,7 +49,7 @@ class LibraryModel(nn.Module, ABC):
         super().__init__()
         self.module = module
         self.library = library
-        self.features = features or (lambda output, inputs: default_features(output))
+        self.features = features or _plain_features
         self.heads = Heads(heads, library.experts) if heads is not None else None
         self.composer = Composer(module, library, merge, load_base)
         self.register_load_state_dict_post_hook(_check_base)  # type: ignore[no-untyped-call]
@@ -92,6 +92,10 @@ class LibraryModel(nn.Module, ABC):
         memo[id(self.library)] = self.library
         made.__dict__.update({name: deepcopy(value, memo) for name, value in self.__dict__.items()})
         return made
+
+
+def _plain_features(output: Any, inputs: Inputs) -> Tensor:
+    return default_features(output)
 
 
 def _check_base(model: nn.Module, incompatible: Any) -> None:

@@ -110,14 +110,18 @@ class Validation:
         """Return which targets are predicted correctly, and which are not ignored."""
         inputs, targets = batch
         output = call(self.module, weights, inputs)
-        predicted = (self.heads[task](output) if self.heads else output).argmax(-1)
+        logits = self.heads[task](output) if self.heads else output
+        predicted = logits.argmax(-1)
         if predicted.shape != targets.shape:
             raise InputError(
                 f"data of {task!r}: targets of shape {tuple(targets.shape)} for predictions of shape "
                 f"{tuple(predicted.shape)}; expected classes"
             )
         wanted = targets != IGNORED
-        return (predicted == targets) & wanted, wanted
+        odd = targets[wanted & ((targets < 0) | (targets >= logits.shape[-1]))]
+        if odd.numel():
+            raise InputError(f"data of {task!r}: target {odd[0].item()}, but logits of {logits.shape[-1]} classes")
+        return (predicted == targets) & wanted & ~logits.isnan().any(-1), wanted
 
 
 def _select(inputs: InputsLike, rows: Tensor, count: int) -> InputsLike:

@@ -1,0 +1,34 @@
+"""What libraries of either kind have in common: their experts by name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+
+#: Names that a representation shows.
+_SHOWN = 6
+
+
+class ExpertCollection(ABC):
+    """Experts of one base in a directory, which know their number and names."""
+
+    path: Path
+
+    @property
+    @abstractmethod
+    def experts(self) -> tuple[str, ...]:
+        """The names of the experts."""
+
+    def __len__(self) -> int:
+        return len(self.experts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.experts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.experts)
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.experts[:_SHOWN]) + (", …" if len(self) > _SHOWN else "")
+        return f"<{type(self).__name__} {self.path}: {len(self)} experts: {names}>"
