@@ -347,3 +347,10 @@ def test_some_layers_stand_for_all():
     assert found.cosine == whole.cosine
     with pytest.raises(InputError, match="layers must be at least 1"):
         survey(base, experts, layers=0)
+
+
+def test_an_expert_that_is_the_base_is_named():
+    base, experts = models()
+    report = survey(base, {**experts, "same": dict(base)})
+    (advice,) = [each for each in report.advice if each.experts == ("same",)]
+    assert advice.text == "same does not differ from the base: leave it out"

@@ -260,3 +260,26 @@ def test_refusals(world, checkpoint, tmp_path):
         recipes.plan(
             recipes.load({"method": "fisher", "models": [{"path": path, "fisher": str(tmp_path / "no.safetensors")}]})
         )
+
+
+def test_data_with_nan_or_nothing_is_refused(world):
+    base, models, data = world
+    broken = [torch.full((4, 5), torch.nan)]
+    for call in (
+        lambda: diagonal_fisher(base, broken),
+        lambda: linear_grams(base, broken),
+        lambda: mg.tuning.regmean_pp(models, base, [broken, data[1]]),
+        lambda: adamerge(models, base, [broken, data[1]], steps=1),
+        lambda: mg.tuning.adarank(models, base, [broken, data[1]], steps=1),
+    ):
+        with pytest.raises(InputError, match="look for NaN or infinity"):
+            call()
+    with pytest.raises(InputError, match="no batch reached"):
+        linear_grams(base, [torch.zeros(0, 5)])
+
+
+@pytest.mark.parametrize("alphas", [0.5, ["x"], "12", None])
+def test_scales_to_choose_from_are_numbers(world, labelled, alphas):
+    base, models, _ = world
+    with pytest.raises(InputError, match="alphas: expected a list of numbers"):
+        choose_scale(models, "tsv", base, data=labelled, alphas=alphas)

@@ -87,15 +87,19 @@ def advise(
 
 
 def _norms(experts: Sequence[str], norms: Sequence[float]) -> list[Advice]:
+    found = []
+    if still := [name for norm, name in zip(norms, experts, strict=True) if norm == 0]:
+        told = f"{', '.join(still)} {'does' if len(still) == 1 else 'do'} not differ from the base"
+        found.append(Advice("norms", f"{told}: leave {'it' if len(still) == 1 else 'them'} out", tuple(still)))
     moved = sorted((norm, name) for norm, name in zip(norms, experts, strict=True) if norm > 0)
-    if not moved or moved[-1][0] <= UNEQUAL * moved[0][0]:
-        return []
-    (short, shortest), (long, longest) = moved[0], moved[-1]
-    text = (
-        f"the task vector of {longest} is {long / short:.1f} times as long as that of {shortest} ({long:.3g} and "
-        f"{short:.3g}) and would dominate the merge: try `norms: equal`, or give {longest} a smaller weight"
-    )
-    return [Advice("norms", text, (shortest, longest))]
+    if moved and moved[-1][0] > UNEQUAL * moved[0][0]:
+        (short, shortest), (long, longest) = moved[0], moved[-1]
+        text = (
+            f"the task vector of {longest} is {long / short:.1f} times as long as that of {shortest} ({long:.3g} and "
+            f"{short:.3g}) and would dominate the merge: try `norms: equal`, or give {longest} a smaller weight"
+        )
+        found.append(Advice("norms", text, (shortest, longest)))
+    return found
 
 
 def _couples(experts: Sequence[str], couples: Sequence[tuple[int, int]], cosine: Tensor) -> list[Advice]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -64,6 +65,8 @@ def minimise_entropy(
             return float(torch.stack(means).mean())
 
     before = overall()
+    if math.isnan(before):
+        raise InputError("the entropy of the predictions is not a number: look for NaN or infinity in the inputs")
     optimiser = torch.optim.Adam(learned, lr=learning_rate)
     streams = {task: itertools.cycle(batches) for task, batches in inputs.items()}
     history = []

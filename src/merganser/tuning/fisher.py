@@ -83,6 +83,8 @@ def diagonal_fisher(
         inputs, given = labelled(batch) if labels == "given" else (without_targets(copied, batch), None)
         with torch.no_grad(), explained(copied, *arguments(inputs)):
             log_p = _log_softmax(fixed(call(copied, point, inputs)))
+        if log_p.isnan().any():
+            raise InputError("the outputs are not numbers: look for NaN or infinity in the batches")
         samples += log_p.shape[0]
         for targets, share in _targets(log_p, labels, given, generator):
             for name, value in squares(point, inputs, targets, share).items():

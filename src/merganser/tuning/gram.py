@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from merganser.errors import InputError
 from merganser.modules.batches import Batch, InputsLike, several
 from merganser.modules.functional import Weights, evaluation_copy, run
+from merganser.modules.moments import check_finite
 from merganser.tuning.statistics import Statistics
 
 
@@ -73,7 +74,9 @@ def linear_grams(
     with torch.no_grad():
         for batch in several(batches, "batches"):
             run(live, batch)
-    if not grams:
+    if not any(rows.values()):
         raise InputError("no batch reached a Linear layer")
+    for name, gram in grams.items():
+        check_finite(gram, name)
     tensors = {f"{name}.weight" if name else "weight": gram / rows[name] for name, gram in grams.items()}
     return Statistics("gram", tensors, max(rows.values()))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,6 +74,8 @@ def choose_scale(
         raise InputError("the scale is either given or chosen, not both; leave out scale, or call mg.merge")
     if base is None:
         raise InputError("a scale applies to a merged task vector; give the base that the models were fine-tuned from")
+    if not isinstance(alphas, Sequence | np.ndarray) or not all(isinstance(alpha, Real) for alpha in alphas):
+        raise InputError(f"alphas: expected a list of numbers, got {alphas!r}")
     scored = held_out_score(models, base, data, score, heads)
     start = open_checkpoint(base)
     merged = merge(models, method, base, seed=seed, dtype="float32", **parameters)
