@@ -278,6 +278,9 @@ def test_a_journal_belongs_to_its_experts(tmp_path):
     again = mg.tuning.auto(experts, base, data=data, journal=journal, on_answer=lambda *a: asked.append(a))[1]
     assert not asked
     assert again == first
+    other = {task: [(x + 1, y) for x, y in batches] for task, batches in data.items()}
+    with pytest.raises(InputError, match="use another file"):
+        mg.tuning.auto(experts, base, data=other, journal=journal)
     with torch.no_grad():
         experts["task0"].weight[0, 0] += 1
     with pytest.raises(InputError, match="use another file"):

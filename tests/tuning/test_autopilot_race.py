@@ -202,6 +202,29 @@ def test_a_budget_of_time_is_kept(seconds, monkeypatch):
         assert "budget ended" in decision.text
 
 
+@pytest.mark.parametrize("seconds", [20, 90, 150, 300, 450])
+@pytest.mark.parametrize("slower", [1, 3])
+def test_a_budget_of_time_ends_in_a_decision_if_methods_are_slow(seconds, slower, monkeypatch):
+    """Methods run for 20 seconds, in the check for `slower` times as long, and a hundred questions take one."""
+    now = [0.0]
+    exam = simulated_exam(peaked, count=120)
+
+    def ask(contender, items):
+        now[0] += 0.01 * sum(map(len, items.values()))
+        return exam.asker(contender, items)
+
+    def run(_merges, contender, seconds):
+        now[0] += seconds * contender.is_merge
+        return contender
+
+    monkeypatch.setattr(answering.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(SimulatedMerges, "quick", lambda self, each: run(self, each, 20.0))
+    monkeypatch.setattr(SimulatedMerges, "exact", lambda self, each: run(self, each, 20.0 * slower))
+    decision = decided(Exam(exam.orders, ask, "timed"), f"{seconds}s")
+    assert decision.seconds <= seconds + 20.0 * slower  # a run that is longer than all before
+    assert decision.verdict in ("merge", "do not merge")
+
+
 def test_limits_are_read_as_they_are_written():
     assert Budget.parse("5000, 10m") == Budget(5000, 600.0)
     for bad, message in (

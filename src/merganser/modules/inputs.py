@@ -120,7 +120,7 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def map_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(tree: Any, change: Callable[[Tensor], Any]) -> Any:
     """Return nested inputs with every tensor changed."""
     if isinstance(tree, Tensor):
         return change(tree)

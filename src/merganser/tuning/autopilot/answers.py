@@ -19,6 +19,8 @@ from merganser.tuning.autopilot.merges import Merges
 from merganser.tuning.score_journal import LineJournal
 
 OnAnswer = Callable[[str, int, int], None]
+#: Merges that are checked, apart from task arithmetic. Each is computed once more, by its method at its scale.
+MERGES = 3
 
 
 class BudgetSpentError(Exception):
@@ -132,7 +134,7 @@ class Scoreboard:
             to_ask = {task: np.array(own)[np.isnan(fresh[task])].tolist() for task, own in missing.items()}
             to_ask = {task: own for task, own in to_ask.items() if own}
             asked = sum(map(len, to_ask.values()))
-            if asked > self.meter.questions_left(reserved):
+            if asked > self.meter.questions_left(reserved, int(contender.is_merge) if unseen else MERGES + 1):
                 raise BudgetSpentError
             began = merged = time.perf_counter()
             failed = ""

@@ -64,15 +64,15 @@ class Meter:
         self.merging += merging
         self.longest = max(self.longest, merging)
 
-    def questions_left(self, reserved: int = 0) -> float:
+    def questions_left(self, reserved: int = 0, runs: int = 0) -> float:
         """Return how many more questions the budget allows at the speed so far, minus `reserved`.
 
-        Time is reserved for one more run of the slowest method, since the check runs the winner's again.
+        Time is also reserved for some `runs` of the slowest method, such as those of the check.
         """
         left = float("inf")
         if self.budget.questions is not None:
             left = self.budget.questions - self.asked
         if self.budget.seconds is not None and self.asked:
             speed = self.asked / max(self.seconds - self.merging, 1e-9)
-            left = min(left, (self.budget.seconds - self.seconds - self.longest) * speed)
+            left = min(left, (self.budget.seconds - self.seconds - runs * self.longest) * speed)
         return left - reserved

@@ -13,7 +13,7 @@ from merganser.errors import MerganserError
 from merganser.evaluate.search import Rung
 from merganser.evolve.arrays import Array
 from merganser.evolve.intervals import objective_interval, paired_interval
-from merganser.tuning.autopilot.answers import BudgetSpentError, Scoreboard
+from merganser.tuning.autopilot.answers import MERGES, BudgetSpentError, Scoreboard
 from merganser.tuning.autopilot.contenders import PLAIN, Contender
 from merganser.tuning.autopilot.decisions import Challenge, Decision, MergeVerdict
 from merganser.tuning.autopilot.looking import CULPRITS, Remark
@@ -23,7 +23,7 @@ from merganser.tuning.autopilot.zooming import FINEST, enclosing, planned_cost, 
 #: Single models and merges that are checked. A merge must be better than both models, each at a one-sided level of
 #: 2.5 %. The best of the merges is chosen by the same questions: were they unrelated, a merge would be preferred to a
 #: model that is as good in about 5 % of cases, and scales side by side answer nearly alike.
-MODELS, MERGES = 2, 3
+MODELS = 2
 #: Models that leave the race only if they are surely worse: a merge must not be compared with the wrong one.
 SURE = 3
 #: The largest share of the budget that is kept for the check.
@@ -144,12 +144,17 @@ def check(
         count: The unseen questions of each task: fewer are asked if the budget ends, none if it has ended.
     """
     everyone = {each.label: each for each in (*models, *merges, *([] if plain is None else [plain]))}.values()
-    while count and sum(board.missing(each, count, unseen=True) for each in everyone) > board.meter.questions_left():
+    left = board.meter.questions_left(runs=sum(each.is_merge for each in everyone))
+    while count and sum(board.missing(each, count, unseen=True) for each in everyone) > left:
         count //= 2
-    if not count:
+    answers: dict[str, Mapping[str, Array]] = {}
+    with suppress(BudgetSpentError):  # methods may take longer than before
+        for each in (*models, *merges) if count else ():
+            answers[each.label] = board.ask(each, count, unseen=True)
+    if len(answers) <= len(models):
         return CheckResult((), models[0], merges[0], 0)
+    merges = [each for each in merges if each.label in answers]
     objective = board.objective
-    answers = {each.label: board.ask(each, count, unseen=True) for each in (*models, *merges)}
 
     def compare(one: Contender, other: Contender) -> Challenge:
         own = answers[one.label]
@@ -182,7 +187,9 @@ def check(
                 if found[-1].better and overall(each) > overall(kept):
                     kept, moving = each, True
     if plain is not None and kept.is_merge and kept.at(1.0) != plain.at(1.0):
-        answers[plain.label] = board.ask(plain, count, unseen=True)
+        with suppress(BudgetSpentError):
+            answers[plain.label] = board.ask(plain, count, unseen=True)
+    if plain is not None and plain.label in answers and kept.is_merge and kept.at(1.0) != plain.at(1.0):
         beside = compare_with_models(plain)
         found += [*([] if plain in order else [beside]), compare(kept, plain)]
         if beside.better and not found[-1].better:

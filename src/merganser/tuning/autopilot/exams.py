@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint
 from merganser.errors import InputError, did_you_mean
@@ -23,6 +24,8 @@ from merganser.evolve.arrays import Array
 from merganser.evolve.objectives import Objective
 from merganser.evolve.preparation import Calibration
 from merganser.evolve.subsets import kmeans
+from merganser.modules.batches import Batch
+from merganser.modules.inputs import map_tensors
 from merganser.tuning.sweep import Variant
 from merganser.tuning.validation import Validation
 
@@ -122,7 +125,7 @@ def exam_of_batches(validation: Validation, seed: int, calibrations: Mapping[str
     return Exam(
         _orders(counts, seed, calibrations),
         lambda variant, items: validation.answers(variant.weights(), items),
-        f"samples {counts} {_digest([[y.tolist() for _, y in own] for own in validation.batches.values()])}",
+        f"samples {counts} {_digest([[_contents_of(batch) for batch in own] for own in validation.batches.values()])}",
     )
 
 
@@ -143,6 +146,17 @@ def exam_of_score(
         return found
 
     return Exam(_orders(counts, seed, calibrations), ask, f"a score {counts}")
+
+
+def _contents_of(batch: Batch) -> Any:
+    """Return the identity of a batch: digests of its tensors, and everything else as it is."""
+    inputs, targets = map_tensors(batch[0], _digest_of_tensor), _digest_of_tensor(batch[1])
+    return [dict(inputs) if isinstance(inputs, Mapping) else inputs, targets]
+
+
+def _digest_of_tensor(tensor: Tensor) -> str:
+    stored = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"{tensor.dtype} {list(tensor.shape)} {hashlib.sha256(stored).hexdigest()[:16]}"
 
 
 def _contents(records: Records) -> list[dict[str, Any]]:
