@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 
@@ -21,17 +23,23 @@ def test_placeholders_are_replaced_or_left_out() -> None:
     assert list(again.commands(command, Path("a.json"), {}))[1][1:4] == ["-m", "benchmarks.b", "--quick"]
 
 
+def _sources(module: str) -> Iterator[Path]:
+    """Yield the files of a program and of the modules beside it that declare options for it."""
+    found = util.find_spec(module)
+    assert found
+    assert found.origin
+    yield Path(found.origin)
+    for node in ast.walk(ast.parse(Path(found.origin).read_bytes())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("benchmarks."):
+            yield from _sources(node.module or "")
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.json")))
 def test_every_stored_command_names_a_program_and_its_options(name: str) -> None:
     for command in again.commands(stored(name)["command"], Path("x.json"), dict.fromkeys(PEERS, Path("peer"))):
-        module = util.find_spec(command[2])
-        assert module
-        assert module.origin
-        source = Path(module.origin).read_text()
-        folder = Path(again.__file__).parent
-        shared = (folder / "zoo" / "cards.py").read_text() + (folder / "merge_speed.py").read_text()
+        source = "".join(path.read_text() for path in {*_sources(command[2])})
         for option in (word for word in command[3:] if word.startswith("--")):
-            assert f'"{option}"' in source + shared, f"{command[2]} takes no {option}"
+            assert f'"{option}"' in source, f"{command[2]} takes no {option}"
 
 
 def test_what_is_not_stored_is_refused_at_once() -> None:

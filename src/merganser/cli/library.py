@@ -43,7 +43,7 @@ Energy = Annotated[float | None, typer.Option(help="Share of each matrix's energ
 Budget = Annotated[
     str | None,
     typer.Option(
-        metavar="SIZE", help="Total size of the expert files, e.g. 2GB; each tensor gets the best code within it."
+        metavar="LIMIT", help="Total size of the expert files, e.g. 2GB; each tensor gets the best code within it."
     ),
 ]
 Codes = Annotated[
@@ -175,7 +175,7 @@ def extract(
     rank: Annotated[int | None, typer.Option(min=1, help="Rank of the adapter; default: the stored one.")] = None,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Total size of the adapter's factors instead of a rank, e.g. 5MB."),
+        typer.Option(metavar="LIMIT", help="Total size of the adapter's factors instead of a rank, e.g. 5MB."),
     ] = None,
     low_rank_only: LowRankOnly = False,
     dtype: FactorDtype = "bfloat16",

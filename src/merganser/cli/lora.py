@@ -24,7 +24,7 @@ def command(
         float | None, typer.Option(help="Instead of a rank: share of each matrix's energy to keep, such as 0.95.")
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Instead of a rank: bytes of all factors, such as 50MB.")
+        str | None, typer.Option(metavar="LIMIT", help="Instead of a rank: bytes of all factors, such as 50MB.")
     ] = None,
     include: Annotated[
         list[str] | None,
