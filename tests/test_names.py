@@ -2,8 +2,9 @@
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 from support.source_trees import SOURCE, nodes
 
@@ -27,3 +28,9 @@ def test_no_class_or_alias_stands_in_two_modules() -> None:
         for name in (name for node in nodes(path) for name in named_types(node) if not name.startswith("_")):
             homes[name].add(str(path.relative_to(SOURCE)))
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them as modules of their own, so that only one of two could run in a session."""
+    counts = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, count in counts.items() if count > 1] == []
