@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.adaptive_accounting import Cost, measure, multiply_adds, stored
+from benchmarks.adaptive_accounting import Cost, core_cost, cost_of_merging, measure, multiply_adds, stored
 from merganser.routing.adaptive import AdaptiveModel
 from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
 
@@ -51,12 +51,19 @@ def test_a_request_is_counted_step_by_step(model):
 
 
 def test_the_switch_to_several_experts_is_counted(model):
-    composition = model.composer.compose(frozenset("ab"))
+    composer = model.composer
+    composition = composer.compose(frozenset("ab"))
     assert composition.low_rank
-    assert composition.multiply_adds == 6 * (3 * WIDTH * 4 * 5 // 2 + 12 * 4**3)
-    assert model.composer.compose(frozenset("a")).multiply_adds == 0
-    plain = AdaptiveModel(model.module, model.library, layer=LAYER, merge={"orthogonalize": "none"})
-    assert plain.composer.compose(frozenset("ab")).multiply_adds == 0
+    assert cost_of_merging(composer, composition) == 6 * (3 * WIDTH * 4 * 5 // 2 + 12 * 4**3)
+    assert cost_of_merging(composer, composer.compose(frozenset("a"))) == 0
+    plain = AdaptiveModel(model.module, model.library, layer=LAYER, merge={"orthogonalize": "none"}).composer
+    assert cost_of_merging(plain, plain.compose(frozenset("ab"))) == 0
+
+
+@pytest.mark.parametrize(("d", "m", "rank"), [(384, 384, 144), (1536, 384, 96)])
+def test_a_core_costs_less_than_two_polar_factors(d, m, rank):
+    polar = sum(side * rank * rank * 3 // 2 + 5 * rank**3 for side in (d, m))
+    assert core_cost(d, m, rank) < polar
 
 
 def test_many_rows_are_cheaper_materialised(model):

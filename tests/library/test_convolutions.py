@@ -233,7 +233,7 @@ def test_an_adaptive_model_runs_the_merge_of_each_set(tmp_path, top):
     model = AdaptiveModel(network(), library, threshold=0.0, top=top)
     assert set(model.router.layers) == {"stem", "down"}
     x = torch.randn(6, 3, 12, 12, generator=torch.Generator().manual_seed(5))
-    composition, _ = model.composition(frozenset(TASKS[:top]), 1)
+    composition = model.composition(frozenset(TASKS[:top]), 1)
     assert {"down.weight", "dilated.weight"} <= set(composition.low_rank), "updates beside the layers"
     assert {"grouped.weight", "up.weight"} <= set(composition.whole)
     routed = model(x)

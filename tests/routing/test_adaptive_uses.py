@@ -276,9 +276,6 @@ def test_gates_leave_other_layers_their_averages(way, tmp_path):
         def weights(self, inputs):
             return torch.tensor([[0.0, 1.0]]).expand(len(inputs["first"]), -1)
 
-        def multiply_adds(self):
-            return 0
-
     expert = {name: library.expert("b").read(name) for name in base.state_dict()}
     twin = TwinMerging(base, library, heads, router=Sure(), rank=8)
     expected = loaded(base, expert | averaged(library, 0.3, rest))(x)

@@ -151,9 +151,6 @@ def test_twin_merging_with_a_sure_router_is_the_truncated_expert(built, x):
         def weights(self, inputs):
             return torch.tensor([[0.0, 1.0, 0.0]]).expand(len(inputs["blocks.0.up"]), -1)
 
-        def multiply_adds(self):
-            return 0
-
     sure = TwinMerging(*built, router=Sure(), rank=WIDTH)
     # At full rank shared + exclusive is the expert in linear layers; norms stay those of the shared expert.
     state = library.expert("b").state_dict() | {n: t for n, t in sure.shared.whole.items() if "norm" in n}

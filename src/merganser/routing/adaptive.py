@@ -241,8 +241,7 @@ class AdaptiveModel(LibraryModel):
 
     def _run(self, tasks: frozenset[str], part: Inputs, rows: int) -> Any:
         """Run the merge of a set. Weights that are read without a call of their layer become whole matrices."""
-        composition, _ = self.composition(tasks, rows)
-        with applied(self.module, composition) as read:
+        with applied(self.module, self.composition(tasks, rows)) as read:
             output = part.run(self.module)
         if not read:
             return output
@@ -266,7 +265,7 @@ class AdaptiveModel(LibraryModel):
         """Yield the module with the merge of `tasks` loaded, in evaluation mode, for example to call `generate`."""
         names = frozenset(self._known(tasks))
         # With this many rows whole matrices pay off; they are right for any use of the module.
-        with self._lock, applied(self.module, self.composition(names, sys.maxsize)[0]):
+        with self._lock, applied(self.module, self.composition(names, sys.maxsize)):
             yield self.module
 
     def _known(self, tasks: Iterable[str]) -> tuple[str, ...]:
@@ -304,8 +303,8 @@ class AdaptiveModel(LibraryModel):
         if self.router.source == "fixed":
             _ = self.fixed
 
-    def composition(self, tasks: frozenset[str], rows: int) -> tuple[Composition, int]:
-        """Return the changes of a set, for about `rows` rows of input, and the multiply-adds of computing them."""
+    def composition(self, tasks: frozenset[str], rows: int) -> Composition:
+        """Return the changes of a set, for about `rows` rows of input."""
         self.cache.follow(self.composer.follow())
         return self.cache.get(tasks, rows, self.composer.compose, self.composer.tensors)
 

@@ -50,15 +50,14 @@ class CompositionCache:
         rows: int,
         compose: Callable[[frozenset[str]], Composition],
         base: Mapping[str, Tensor],
-    ) -> tuple[Composition, int]:
-        """Return the composition for a set and `rows` rows of input, and the multiply-adds of computing it.
+    ) -> Composition:
+        """Return the composition for a set and `rows` rows of input.
 
         Applying low-rank updates costs `per_row` per row; building whole matrices costs `to_build` once. They are built
         as soon as the updates applied to this set, including this time, would have cost more, which is never worse than
         twice the optimum in hindsight. Built matrices are kept only if there is room, and evict no other set; without
         room they are built for this call alone, if that pays.
         """
-        cost = 0
         if tasks in self._kept:
             self.hits += 1
             self._kept.move_to_end(tasks)
@@ -66,21 +65,20 @@ class CompositionCache:
         else:
             self.misses += 1
             composition = compose(tasks)
-            cost = composition.multiply_adds
             self._keep(tasks, composition)
         if not composition.low_rank:
-            return composition, cost
+            return composition
         now = rows * composition.per_row
         if tasks in self._kept:
             self._spent[tasks] += now
         pays = now > composition.to_build
         stays = self._spent.get(tasks, 0) > composition.to_build and self._room_for_matrices(composition, base)
         if not pays and not stays:
-            return composition, cost
+            return composition
         built = composition.materialized(base)
         if stays:
             self._kept[tasks] = built
-        return built, cost + built.multiply_adds
+        return built
 
     def _room_for_matrices(self, composition: Composition, base: Mapping[str, Tensor]) -> bool:
         matrices = sum(base[name].nbytes for name in composition.low_rank)

@@ -21,7 +21,7 @@ from merganser.methods.matrices import matrix_shape
 from merganser.modules.activations import Layer, fused_layers, matrix_layers
 from merganser.modules.convolutions import convolve
 from merganser.modules.moments import evaluating
-from merganser.routing.cores import core_cost, core_of
+from merganser.routing.cores import core_of
 from merganser.routing.layer_updates import add_updates
 
 
@@ -76,12 +76,11 @@ class LowRankUpdate:
 
 @dataclass(frozen=True)
 class Composition:
-    """The changes of a set of experts to a module. `multiply_adds` is the cost of computing them."""
+    """The changes of a set of experts to a module."""
 
     tasks: frozenset[str]
     low_rank: Mapping[str, LowRankUpdate]
     whole: Mapping[str, Tensor]
-    multiply_adds: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -102,7 +101,7 @@ class Composition:
     def materialized(self, base: Mapping[str, Tensor]) -> Composition:
         """Return the same composition with whole matrices."""
         built = {name: part.added_to(base[name].detach()) for name, part in self.low_rank.items()}
-        return replace(self, low_rank={}, whole={**self.whole, **built}, multiply_adds=self.to_build)
+        return replace(self, low_rank={}, whole={**self.whole, **built})
 
 
 class Composer:
@@ -145,36 +144,28 @@ class Composer:
         merged = self.library.merge(names, **self.parameters)
         if single := (merged.rule.scale, merged.rule.weight) == (1.0, (1.0,)):
             merged = self.library.merge(names, low_rank=False)
-        low_rank, whole, spent = {}, {}, 0
+        low_rank, whole = {}, {}
         for name in self._touched(merged.experts):
-            stored = self.stored[name]
-            update, cost = self._update(name, merged) if self._factored(name, merged) else (None, 0)
-            spent += cost
+            update = self._update(name, merged) if self._factored(name, merged) else None
             if update is not None:
                 low_rank[name] = update
-            elif single:
-                whole[name] = self._like(name, merged.experts[0].read(stored))
             else:
-                whole[name] = self._like(name, merged.read(stored))
-                spent += self._cost_of_whole(name, merged)
-        return Composition(tasks, low_rank, whole, spent)
+                source = merged.experts[0] if single else merged
+                whole[name] = self._like(name, source.read(self.stored[name]))
+        return Composition(tasks, low_rank, whole)
 
-    def _update(self, name: str, merged: MergedExperts) -> tuple[LowRankUpdate | None, int]:
-        """Return the merge as a core between the experts' factors, or None if they are too close to parallel, and
-        the multiply-adds of computing it.
-        """
+    def _update(self, name: str, merged: MergedExperts) -> LowRankUpdate | None:
+        """Return the merge as a core between the experts' factors, or None if they are too close to parallel."""
         stored = self.stored[name]
         experts, factors = merged.changing(stored), merged.factors(stored)
         core, amplification = core_of(factors, merged.rule)
-        d, m = matrix_shape(tuple(self.tensors[name].shape))
-        cost = core_cost(d, m, len(core)) if core.dim() == 2 else 0
         if amplification > FLOAT32_LIMIT:
-            return None, cost
+            return None
         kept = [self._shared(expert, name) for expert in experts]
         left, right = zip(
             *((u[:, : f.rank], v[:, : f.rank]) for (u, v), f in zip(kept, factors, strict=True)), strict=True
         )
-        return LowRankUpdate(left, self._wide(name, core), right), cost
+        return LowRankUpdate(left, self._wide(name, core), right)
 
     def _shared(self, expert: Expert, name: str) -> tuple[Tensor, Tensor]:
         """Return an expert's singular vectors in the module's dtype and device; cached."""
@@ -182,26 +173,6 @@ class Composer:
             found = expert.file.factors(self.stored[name])
             self._vectors[expert.name, name] = (self._wide(name, found.u), self._wide(name, found.v))
         return self._vectors[expert.name, name]
-
-    def _cost_of_whole(self, name: str, merged: MergedExperts) -> int:
-        """Return the multiply-adds of merging a whole matrix: two polar factors (half a Gram matrix, 5r³ for its
-        root, the product) and their product. Decomposing matrices that the library stores whole is not counted.
-        """
-        stored = self.stored[name]
-        experts = merged.changing(stored)
-        if not experts or not merged.is_factored(stored):
-            return 0
-        d, m = matrix_shape(tuple(self.tensors[name].shape))
-        columns = sum(
-            min(merged.rank_of(stored), e.file.rank(stored) if e.file.kinds[stored] == "factors" else min(d, m))
-            for e in experts
-        )
-        cost = d * m * columns
-        if merged.rule.orthogonalize != "none" and len(experts) > 1:
-            for side in (d, m):
-                r = min(side, columns)
-                cost += max(side, columns) * r * r * 3 // 2 + 5 * r**3
-        return cost
 
     def _touched(self, experts: Sequence[Expert]) -> Iterator[str]:
         for name, stored in self.stored.items():

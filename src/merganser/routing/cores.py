@@ -33,10 +33,3 @@ def core_of(factors: Sequence[Factors], rule: TSV) -> Core:
     left, right = (inverse_root(torch.cat(side, dim=1), rule.tolerance, rule.orthogonalize) for side in sides)
     inner = left.weights[:, None] * (left.vectors.T @ (s[:, None] * right.vectors)) * right.weights
     return Core(left.vectors @ inner @ right.vectors.T, max(left.amplification, right.amplification))
-
-
-def core_cost(d: int, m: int, rank: int) -> int:
-    """Return the multiply-adds of a core: half of two Gram matrices, 9r³ operations or 4.5r³ multiply-adds per
-    eigenproblem (Golub and Van Loan, symmetric QR with vectors), and three products.
-    """
-    return (d + m) * rank * (rank + 1) // 2 + 12 * rank**3

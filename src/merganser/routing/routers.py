@@ -44,10 +44,6 @@ class Router(Protocol):
         """Return the probability of each task for every sample, shape (samples, tasks)."""
         ...
 
-    def multiply_adds(self) -> int:
-        """Return the multiply-adds of one sample."""
-        ...
-
 
 def normalized(scores: Tensor, how: Normalize) -> Tensor:
     """Return softmax(s) of scores s over tasks, or softmax((s − mean s)/max(std s, TIE · mean |s|)) with `zscore`.
@@ -124,9 +120,6 @@ class ProjectionRouter:
     def weights(self, inputs: Mapping[str, Tensor]) -> Tensor:
         return normalized(-self.residuals(inputs), self.normalize)
 
-    def multiply_adds(self) -> int:
-        return sum(basis.numel() for bases in self.subspaces.values() for basis in bases)
-
 
 def residuals(z: Tensor, bases: Sequence[Tensor]) -> Tensor:
     """Return √(‖z‖² − ‖V_tᵀ z‖²), shape (samples, tasks), in float64 from products in the precision of the bases."""
@@ -198,9 +191,6 @@ class NearestNeighbour:
         nearest = torch.stack([(z @ rows.to(z).T).amax(1) for rows in self.support], dim=1)
         return normalized(nearest, self.normalize)
 
-    def multiply_adds(self) -> int:
-        return sum(rows.numel() for rows in self.support)
-
 
 class MlpRouter(nn.Module):
     """A router with a two-layer perceptron on the inputs of a layer, trained on samples of every task.
@@ -263,9 +253,6 @@ class MlpRouter(nn.Module):
     def weights(self, inputs: Mapping[str, Tensor]) -> Tensor:
         logits: Tensor = self.network(inputs[self.layer].to(next(self.network.parameters())))
         return logits.softmax(dim=1)
-
-    def multiply_adds(self) -> int:
-        return sum(part.weight.numel() for part in self.network.modules() if isinstance(part, nn.Linear))
 
 
 class _Standardize(nn.Module):
