@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,21 +68,3 @@ def test_rows_of_a_wider_source_are_not_rounded_on_the_way():
     runs = (RowRun(1, ((0, 0),)), RowRun(1, ((1, 0),)), RowRun(1, ((0, 0), (1, 0))))
     view = Remapped(narrow, VocabularyMap(NAMES, runs), [narrow, wide])
     torch.testing.assert_close(view.read("embed").flatten(), torch.tensor([1.0, 1.001, 1.0005]))
-
-
-@given(
-    st.dictionaries(st.text(max_size=4), st.lists(st.text(max_size=4)).map(tuple), max_size=3),
-    st.lists(
-        st.builds(
-            RowRun,
-            st.integers(1, 9),
-            st.none() | st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=3).map(tuple),
-        ),
-        max_size=4,
-    ),
-)
-def test_a_map_in_json_has_every_row(tensors, runs):
-    made = VocabularyMap(tensors, tuple(runs))
-    written = json.loads(json.dumps(made.to_dict()))
-    assert [count for count, *_ in written["segments"]] == [run.count for run in runs]
-    assert made.rows == sum(run.count for run in runs)

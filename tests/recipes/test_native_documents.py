@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from test_mergekit_recipes import EXAMPLES as MERGEKIT_EXAMPLES
 from benchmarks.parity import CASES, document
 from benchmarks.parity_dialect import other_cases, parameter_cases
 from merganser import recipes
+from merganser.engine.plan import Plan
 from merganser.errors import InputError, RecipeError
 from merganser.plain import to_yaml
 from merganser.recipes import keys
@@ -69,14 +71,13 @@ def native_document(text: str) -> Any:
 def meaning(name: str, hub: Any, translated: str | None = None) -> Any:
     """The plan without what is only said: notes, and the recipe's own text; or that there is none."""
 
-    def bare(plan: dict[str, Any]) -> dict[str, Any]:
-        models = [model | {"plan": bare(model["plan"]) if model["plan"] else None} for model in plan["models"]]
-        sidecars = {key: value for key, value in plan["sidecars"].items() if key != "recipe"}
-        return plan | {"models": models, "sidecars": sidecars, "notes": None}
+    def bare(plan: Plan) -> Plan:
+        models = tuple(replace(model, plan=bare(model.plan) if model.plan else None) for model in plan.models)
+        return replace(plan, models=models, sidecars=replace(plan.sidecars, recipe=""), notes=())
 
     try:
         opener = hub(layers=40 if name.startswith("mergekit") else 4)
-        return bare(recipes.plan(recipes.load(translated or RECIPES[name]), opener).to_dict())
+        return bare(recipes.plan(recipes.load(translated or RECIPES[name]), opener))
     except InputError:
         return "refused"
 

@@ -10,7 +10,7 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from merganser.checkpoints.submodules import MODULES, PIPELINE, SEPARATOR, is_pi
 from merganser.checkpoints.tokenizer import extended
 from merganser.confine import confine
 from merganser.errors import CheckpointError, reading
-from merganser.plain import plain
 
 #: The name of the recipe file beside the weights.
 RECIPE_FILE = "recipe.yml"
@@ -107,11 +106,6 @@ class Sidecars:
     fingerprint: str = ""
     gguf: GGUFLayout | None = None
     single: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as JSON-serialisable values, without defaults."""
-        mine, usual = vars(self), vars(Sidecars())
-        return {each.name: plain(mine[each.name]) for each in fields(self) if mine[each.name] != usual[each.name]}
 
 
 def freeze_edits(edits: Iterable[Edit]) -> tuple[Edit, ...]:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
 from merganser.checkpoints.recent import Recent
@@ -60,24 +59,6 @@ class VocabularyMap:
     runs: tuple[RowRun, ...]
     fit: RowFit | None = None
 
-    @property
-    def rows(self) -> int:
-        """Return the number of rows of the output."""
-        return sum(run.count for run in self.runs)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the map as JSON-serialisable values: a run is `[count, sources, *weights]`, where sources may be
-        "mean" or "fit".
-        """
-        tensors = {name: list(names) for name, names in self.tensors.items()}
-        fit = {"fit": {**vars(self.fit), "tensors": dict(self.fit.tensors)}} if self.fit else {}
-        return {"tensors": tensors, "rows": self.rows, "segments": [_run_values(run) for run in self.runs]} | fit
-
-
-def _run_values(run: RowRun) -> list[Any]:
-    sources = "mean" if run.sources is None else run.sources if run.sources == "fit" else list(map(list, run.sources))
-    return [run.count, sources, *run.weights]
-
 
 @dataclass(frozen=True)
 class _Fitted:
@@ -102,7 +83,7 @@ class Remapped(View):
         self._mean_rows, self._fit_rows = (
             _ranges(starts, [i for i, run in enumerate(remap.runs) if run.sources == kind]) for kind in (None, "fit")
         )
-        self._identity = hashlib.sha256(json.dumps(remap.to_dict(), sort_keys=True).encode()).hexdigest()
+        self._identity = hashlib.sha256(repr(remap).encode()).hexdigest()
         self._means: Recent[Tensor] = Recent()
         self._fitted: Recent[_Fitted] = Recent()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -128,42 +127,6 @@ class Plan(Shown):
     def bytes_out(self) -> int:
         return sum(output.spec.nbytes for output in self.outputs)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON-serialisable values."""
-        return {
-            "models": [
-                {
-                    "label": m.label,
-                    "path": m.path,
-                    "plan": m.plan.to_dict() if m.plan else None,
-                    "remap": m.vocabulary.to_dict() if m.vocabulary else None,
-                    "layout": m.layout,
-                    "map": dict(m.map) if m.map else None,
-                    **({"experts": True} if m.experts else {}),
-                }
-                for m in self.models
-            ],
-            "outputs": [
-                {
-                    "name": o.name,
-                    "shape": list(o.spec.shape),
-                    "dtype": o.spec.element.name,
-                    "method": o.method,
-                    "inputs": [[s.model, s.name] for s in o.inputs],
-                    "base": [o.base.model, o.base.name] if o.base else None,
-                    "parameters": dict(o.parameters),
-                    "statistics": {kind: [[s.model, s.name] for s in each] for kind, each in o.statistics.items()},
-                }
-                for o in self.outputs
-            ],
-            "aliases": dict(self.aliases),
-            "seed": self.seed,
-            "shard_size": self.shard_size,
-            "sidecars": self.sidecars.to_dict(),
-            "notes": list(self.notes),
-        }
-
     def fingerprint(self, sources: Sequence[str] = ()) -> str:
         """Return a digest that identifies the result: of the plan and the fingerprints of its sources."""
-        text = json.dumps([replace(self, notes=()).to_dict(), list(sources)], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(repr((replace(self, notes=()), *sources)).encode()).hexdigest()
