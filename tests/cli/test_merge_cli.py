@@ -215,7 +215,7 @@ def test_more_files_to_write_than_may_be_open(recipe: Path, tmp_path: Path, chec
     recipe.write_text("method: linear\nmodels: [./a, ./b]\noutput: {shard_size: 32}\n")
     code, err = with_open_files(64, 64, "merge", recipe, tmp_path / "out", "--workers", 1)
     assert code == 1
-    assert "too many open files; raise the limit (ulimit -n) and continue with --resume" in err
+    assert "too many open files; raise the limit (ulimit -n) and continue with --resume" in " ".join(err.split())
     code, err = with_open_files(64, 1000, "merge", recipe, tmp_path / "out", "--workers", 1, "--resume")
     assert code == 0, err
 
