@@ -9,8 +9,9 @@ import torch
 from merganser.checkpoints.tensor_names import block_of, natural_order
 from merganser.errors import CheckpointError, InputError
 from merganser.interference import survey
+from merganser.interference.records import FRACTIONS
 from merganser.interference.sti import Overlap, full_rank_procrustes, square_procrustes
-from merganser.interference.surveys import FRACTIONS, similarity
+from merganser.interference.surveys import similarity
 from merganser.kernels import spectra
 from merganser.kernels.spectra import Factors
 from merganser.library import Library

@@ -2,7 +2,7 @@
 
 Signals of every pair of experts, all cheap and without data:
 
-- `overlap`: the normalised interference of their leading singular vectors (`experts.sti.Overlap.normalized`), mean over
+- `overlap`: the normalised interference of their leading singular vectors (`interference.sti.Overlap.normalized`), mean over
   a sample of matrices, minus that of unrelated experts; 0 for orthogonal, 1 for equal subspaces;
 - `cosine` of the whole task vectors, and `sign_agreement` of their entries in the sample;
 - `distance`: the larger ‖τ‖/‖θ_0‖: the further experts move, the less linear they are;

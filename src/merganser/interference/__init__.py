@@ -12,10 +12,11 @@ from merganser.lazy import exports
 __getattr__, __dir__, __all__ = exports(
     __name__,
     {
-        "surveys": ("Survey", "survey"),
+        "records": ("Survey",),
+        "surveys": ("survey",),
     },
 )
 
 if TYPE_CHECKING:
-    from merganser.interference.surveys import Survey as Survey
+    from merganser.interference.records import Survey as Survey
     from merganser.interference.surveys import survey as survey

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
 
-from torch import Tensor
+from merganser.interference.records import FRACTIONS, Advice, BlockInterference, MatrixInterference, Survey
 
 #: Above this cosine, two task vectors are almost the same expert.
 TWINS = 0.7
@@ -23,67 +20,30 @@ UNEQUAL = 2.0
 ENOUGH = 0.95
 
 
-@dataclass(frozen=True)
-class Advice:
-    """One recommendation or fact, with its reason."""
-
-    kind: Literal["norms", "twins", "opposed", "collision", "where", "method", "rank"]
-    text: str
-    experts: tuple[str, ...] = ()
-
-
-class Measured(Protocol):
-    @property
-    def block(self) -> str: ...
-    @property
-    def normalized(self) -> float: ...
-    @property
-    def chance(self) -> float: ...
-
-
-class MeasuredMatrix(Measured, Protocol):
-    @property
-    def shape(self) -> tuple[int, int]: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def energy(self) -> tuple[float, ...]: ...
-    @property
-    def energy_curve(self) -> tuple[tuple[float, ...], ...]: ...
-    @property
-    def pairs(self) -> tuple[tuple[float, ...], ...]: ...
-
-
-def advise(
-    experts: Sequence[str],
-    matrices: Sequence[MeasuredMatrix],
-    blocks: Sequence[Measured],
-    cosine: Tensor,
-    pairs: Tensor,
-    fractions: Sequence[float],
-    norms: Sequence[float],
-    truncated: bool = False,
-) -> tuple[Advice, ...]:
-    """Return which experts interfere, where, and which method and rank to try. Energies of `truncated` experts are
-    shares of what a library stored.
+def advise(survey: Survey) -> tuple[Advice, ...]:
+    """Return which experts of a survey interfere, where, and which method and rank to try. Of truncated experts,
+    energies are shares of what a library stored.
     """
+    experts, matrices = survey.experts, survey.matrices
     if len(experts) < 2 or not matrices:
         return ()
     couples = [(a, b) for a in range(len(experts)) for b in range(a)]
-    found = [*_norms(experts, norms), *_couples(experts, couples, cosine)]
-    usual = _mean(matrix.rank / math.sqrt(matrix.shape[0] * matrix.shape[1]) for matrix in matrices)
-    loud = sorted((c for c in couples if pairs[c] > COLLIDING * usual), key=lambda c: -float(pairs[c]))[:3]
-    for a, b in loud:
+    found = [*_norms(experts, survey.norms), *_couples(survey, couples)]
+    usual = _mean(matrix.pair_chance for matrix in matrices)
+    loud = {(a, b): survey.pairs[a][b] for a, b in couples if survey.pairs[a][b] > COLLIDING * usual}
+    for a, b in sorted(loud, key=lambda couple: -loud[couple])[:3]:
         text = (
-            f"{experts[b]} and {experts[a]} interfere {float(pairs[a, b]) / usual:.1f} times as much as unrelated "
+            f"{experts[b]} and {experts[a]} interfere {loud[a, b] / usual:.1f} times as much as unrelated "
             f"experts would, most in {_loudest(matrices, a, b)}"
         )
         found.append(Advice("collision", text, (experts[b], experts[a])))
-    found.append(_where(blocks))
-    energy = "the energy that the library holds of a matrix" if truncated else "the energy of a matrix"
-    found.append(_method(couples, cosine, matrices, bool(loud), energy))
-    found.append(_rank(matrices, fractions, len(experts), energy))
-    return tuple(found)
+    energy = "the energy that the library holds of a matrix" if survey.truncated else "the energy of a matrix"
+    return (
+        *found,
+        _where(survey.blocks),
+        _method(survey, couples, bool(loud), energy),
+        _rank(matrices, len(experts), energy),
+    )
 
 
 def _norms(experts: Sequence[str], norms: Sequence[float]) -> list[Advice]:
@@ -102,10 +62,10 @@ def _norms(experts: Sequence[str], norms: Sequence[float]) -> list[Advice]:
     return found
 
 
-def _couples(experts: Sequence[str], couples: Sequence[tuple[int, int]], cosine: Tensor) -> list[Advice]:
+def _couples(survey: Survey, couples: Sequence[tuple[int, int]]) -> list[Advice]:
     found = []
     for a, b in couples:
-        value, names = float(cosine[a, b]), (experts[b], experts[a])
+        value, names = survey.cosine[a][b], (survey.experts[b], survey.experts[a])
         if value >= TWINS:
             text = f"{names[0]} and {names[1]} are near-twins (cosine {value:.2f}): average them first, or keep one"
             found.append(Advice("twins", text, names))
@@ -115,14 +75,14 @@ def _couples(experts: Sequence[str], couples: Sequence[tuple[int, int]], cosine:
     return found
 
 
-def _loudest(matrices: Sequence[MeasuredMatrix], a: int, b: int) -> str:
+def _loudest(matrices: Sequence[MatrixInterference], a: int, b: int) -> str:
     sums: dict[str, float] = {}
     for matrix in matrices:
         sums[matrix.block] = max(sums.get(matrix.block, 0.0), matrix.pairs[a][b])
     return ", ".join(sorted(sums, key=lambda block: -sums[block])[:2])
 
 
-def _where(blocks: Sequence[Measured]) -> Advice:
+def _where(blocks: Sequence[BlockInterference]) -> Advice:
     """Return the blocks furthest above chance, or that there are none."""
     top = sorted(blocks, key=lambda block: -above_chance(block))[:3]
     ratios = {block.block: above_chance(block) for block in top}
@@ -133,12 +93,10 @@ def _where(blocks: Sequence[Measured]) -> Advice:
     return Advice("where", f"no block interferes clearly more than unrelated experts would (at most {most})")
 
 
-def _method(
-    couples: Sequence[tuple[int, int]], cosine: Tensor, matrices: Sequence[MeasuredMatrix], loud: bool, energy: str
-) -> Advice:
-    alike = sum(abs(float(cosine[c])) for c in couples) / len(couples)
-    level = _mean(above_chance(matrix) for matrix in matrices)
-    kept = _mean(value for matrix in matrices for value in matrix.energy)
+def _method(survey: Survey, couples: Sequence[tuple[int, int]], loud: bool, energy: str) -> Advice:
+    alike = _mean(abs(survey.cosine[a][b]) for a, b in couples)
+    level = _mean(map(above_chance, survey.matrices))
+    kept = _mean(value for matrix in survey.matrices for value in matrix.energy)
     measured = f"mean |cosine| {alike:.2f}, interference {level:.1f}× chance"
     if alike < CALM_COSINE and level < CALM_INTERFERENCE and not loud:
         return Advice(
@@ -153,12 +111,12 @@ def _method(
     return Advice("method", f"the experts overlap ({measured}): try tsv with scale 1.0, then iso_c with 1.0 to 1.5")
 
 
-def _rank(matrices: Sequence[MeasuredMatrix], fractions: Sequence[float], experts: int, energy: str) -> Advice:
+def _rank(matrices: Sequence[MatrixInterference], experts: int, energy: str) -> Advice:
     curve = [
-        _mean(expert[index] for matrix in matrices for expert in matrix.energy_curve) for index in range(len(fractions))
+        _mean(expert[index] for matrix in matrices for expert in matrix.energy_curve) for index in range(len(FRACTIONS))
     ]
     kept = _mean(value for matrix in matrices for value in matrix.energy)
-    enough = next((share for share, value in zip(fractions, curve, strict=True) if value >= ENOUGH), fractions[-1])
+    enough = next((share for share, value in zip(FRACTIONS, curve, strict=True) if value >= ENOUGH), FRACTIONS[-1])
     text = (
         f"the rank used keeps {kept:.0%} of {energy} (mean over matrices, each counting the same); "
         f"{ENOUGH:.0%} needs a rank_fraction of {enough:g}"
@@ -168,7 +126,7 @@ def _rank(matrices: Sequence[MeasuredMatrix], fractions: Sequence[float], expert
     return Advice("rank", text)
 
 
-def above_chance(measured: Measured) -> float:
+def above_chance(measured: MatrixInterference | BlockInterference) -> float:
     """Return the normalised interference as a multiple of that of random matrices; 0 if there can be none."""
     return measured.normalized / measured.chance if measured.chance > 0 else 0.0
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,99 +12,15 @@ from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.tensor_names import block_of, natural_order, stack_of
 from merganser.engine.geometry import cosines
 from merganser.errors import InputError
-from merganser.interference.advice import Advice, advise
+from merganser.interference.advice import advise
+from merganser.interference.records import FRACTIONS, BlockInterference, MatrixInterference, Survey
 from merganser.interference.sti import Overlap, full_rank_procrustes, square_procrustes
 from merganser.interference.task_matrices import TaskMatrices, open_task_matrices
 from merganser.kernels.spectra import effective_rank
 from merganser.library.library import Library
 from merganser.library.unfolding import is_matrix
 from merganser.methods.matrices import FLOOR, matrix_shape, rank_kept
-from merganser.notebooks import Shown
 from merganser.plain import float_rows
-
-#: Shares of the components at which the kept energy is reported.
-FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
-
-
-@dataclass(frozen=True)
-class MatrixInterference:
-    """Interference in one matrix.
-
-    `sti` is as defined in the thesis. `normalized` lies between 0 (orthogonal) and 1 (identical experts); compare it
-    with `chance`, its value for unrelated experts (see `sti.Overlap`). For each expert: `effective_rank`, the `energy`
-    at the rank used, and the `energy_curve` at `FRACTIONS`. `pairs` is the normalised interference of every pair of
-    experts. Procrustes errors are relative, (left, right); at full rank, the long side is measured only on request.
-    """
-
-    name: str
-    block: str
-    shape: tuple[int, int]
-    rank: int
-    sti: float
-    normalized: float
-    chance: float
-    sti_after: float
-    procrustes: tuple[float, float]
-    procrustes_full: tuple[float | None, float | None]
-    effective_rank: tuple[float, ...]
-    energy: tuple[float, ...]
-    energy_curve: tuple[tuple[float, ...], ...]
-    pairs: tuple[tuple[float, ...], ...]
-
-    @property
-    def pair_chance(self) -> float:
-        """The interference of two unrelated experts, k/√(d·m) at rank k, to compare `pairs` with."""
-        return self.rank / math.sqrt(self.shape[0] * self.shape[1])
-
-
-@dataclass(frozen=True)
-class BlockInterference:
-    """Interference in one block: sums of STI before and after TSV-Merge, means of normalised interference and of
-    chance.
-    """
-
-    block: str
-    matrices: int
-    sti: float
-    normalized: float
-    chance: float
-    sti_after: float
-
-
-@dataclass(frozen=True)
-class Survey(Shown):
-    """The result of `survey`.
-
-    Attributes:
-        experts: Names of the experts.
-        matrices: Interference in every matrix.
-        blocks: Interference in every block.
-        norms: Length of each task vector.
-        cosine: Cosines of the whole task vectors, shape (experts, experts).
-        pairs: Normalised interference of every pair of experts, averaged over the matrices.
-        truncated: Whether the experts came from a library, so that spectra end at the stored rank.
-        advice: Recommendations.
-        left_out: By expert, tensors that the base lacks or has in another shape, such as heads.
-        layers: For every stack measured only in part, the names of the measured layers and the number of all.
-
-    Example:
-        >>> survey = mg.interference.survey(base, experts)
-        >>> [advice.text for advice in survey.advice]
-    """
-
-    experts: tuple[str, ...]
-    matrices: tuple[MatrixInterference, ...]
-    blocks: tuple[BlockInterference, ...]
-    norms: tuple[float, ...]
-    cosine: tuple[tuple[float, ...], ...]
-    pairs: tuple[tuple[float, ...], ...]
-    truncated: bool
-    advice: tuple[Advice, ...]
-    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    layers: Mapping[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"fractions": list(FRACTIONS), **asdict(self)}
 
 
 def survey(
@@ -164,23 +78,18 @@ def survey(
         products += (own := source.inner_products(name))
         if name in number and bool(own.any()):
             matrices.append(_measure(name, source, rank_fraction, full_rank))
-    cosine = torch.from_numpy(cosines(products.numpy()))
-    pairs = _mean([torch.tensor(matrix.pairs) for matrix in matrices], len(source.names))
-    blocks = _by_block(matrices)
-    norms = tuple(products.diagonal().sqrt().tolist())
-    advice = advise(source.names, matrices, blocks, cosine, pairs, FRACTIONS, norms, source.truncated)
-    return Survey(
+    found = Survey(
         tuple(source.names),
         tuple(matrices),
-        blocks,
-        norms,
-        float_rows(cosine),
-        float_rows(pairs),
+        _by_block(matrices),
+        tuple(products.diagonal().sqrt().tolist()),
+        float_rows(cosines(products.numpy())),
+        float_rows(_mean([torch.tensor(matrix.pairs) for matrix in matrices], len(source.names))),
         source.truncated,
-        advice,
-        {name: found for name, found in source.left_out().items() if found},
-        sampled,
+        left_out={name: names for name, names in source.left_out().items() if names},
+        layers=sampled,
     )
+    return replace(found, advice=advise(found))
 
 
 def sample_layers(names: Sequence[str], most: int | None) -> dict[str, tuple[tuple[str, ...], int]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from merganser.interference.advice import above_chance
-from merganser.interference.surveys import FRACTIONS, MatrixInterference, Survey
+from merganser.interference.records import FRACTIONS, MatrixInterference, Survey
 from merganser.report.charts import Dot, Series, dot_plot, heat_map, line_chart
 from merganser.report.contents import shorten_blocks
 from merganser.report.page import Page

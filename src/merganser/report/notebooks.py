@@ -13,7 +13,7 @@ from merganser.engine.merge import Merge
 from merganser.engine.plan import Plan
 from merganser.evaluate.models import Evaluation
 from merganser.evolve.study import Study
-from merganser.interference.surveys import Survey
+from merganser.interference.records import Survey
 from merganser.library.library import Library
 from merganser.report import autopilots, contents, evaluations, interference, libraries, plans, studies, sweeps
 from merganser.report.landscapes import plane_chart, segment_chart
