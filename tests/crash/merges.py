@@ -11,6 +11,7 @@ from merganser.engine.compute import Arithmetic
 from merganser.engine.disk import Disk
 from merganser.engine.export import Execution, write_merge
 from merganser.engine.merge import Merge
+from merganser.engine.writer import Destination
 from support.plans import make_plan, random_models
 
 _SMALL = ("row", "bias", "scalar", "empty", "steps")
@@ -30,12 +31,8 @@ def merge(
     small = Merge(*make_plan(OTHERS if others else MODELS, "linear", shard_size=1200))
     return write_merge(
         small,
-        out,
+        Destination(out, resume, overwrite, disk=disk or Counting(), sync_seconds=0),
         Execution(Arithmetic(digest=digest), workers=1),
-        resume=resume,
-        overwrite=overwrite,
-        disk=disk or Counting(),
-        sync_seconds=0,
     )
 
 

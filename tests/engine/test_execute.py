@@ -23,7 +23,7 @@ from merganser.engine.modules import ModuleSink
 from merganser.engine.nested import Merged
 from merganser.engine.plan import Plan
 from merganser.engine.sinks import DictSink
-from merganser.engine.writer import CheckpointWriter
+from merganser.engine.writer import CheckpointWriter, Destination
 from merganser.errors import InputError, MerganserError
 from support.plans import make_plan, random_models
 
@@ -270,7 +270,7 @@ def test_the_memory_bound_is_the_budget_or_one_tensor(models: list[dict[str, Ten
 def test_the_writer_writes_what_safetensors_reads(tmp_path: Path, dtype: torch.dtype, shard_size: int) -> None:
     models = random_models(2, dtype=dtype)
     plan, sources = make_plan(models, "linear", shard_size=shard_size)
-    writer = CheckpointWriter(tmp_path / "out", plan, "x")
+    writer = CheckpointWriter(Destination(tmp_path / "out"), plan, "x")
     execute(Merge(plan, sources), writer)
     writer.publish(lambda directory: None)
     found: dict[str, Tensor] = {}
@@ -284,7 +284,7 @@ def test_two_runs_write_the_same_bytes(tmp_path: Path, models: list[dict[str, Te
     digests = set()
     for number, workers in enumerate((1, 4)):
         plan, sources = make_plan(models, "dare_ties")
-        writer = CheckpointWriter(tmp_path / str(number), plan, "x")
+        writer = CheckpointWriter(Destination(tmp_path / str(number)), plan, "x")
         execute(Merge(plan, sources), writer, workers=workers)
         path = writer.publish(lambda directory: None)
         digests.add(hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest())

@@ -12,7 +12,7 @@ import pytest
 from crash.faults import KILLED, Counting, Failing, Halving, end, in_child
 from crash.merges import MODELS, digest, is_old, make_old, merge, strays, wrong
 from merganser.engine.disk import Disk
-from merganser.engine.writer import CheckpointWriter
+from merganser.engine.writer import CheckpointWriter, Destination
 from merganser.errors import InputError, MerganserError
 from support.plans import make_plan
 
@@ -281,10 +281,10 @@ def test_a_broken_link_is_refused_before_work_or_replaced(tmp_path: Path) -> Non
 
 def test_only_one_process_writes(tmp_path: Path) -> None:
     plan, _ = make_plan(MODELS, "linear")
-    first = CheckpointWriter(tmp_path / "out", plan, "x")
+    first = CheckpointWriter(Destination(tmp_path / "out"), plan, "x")
     for options in ({"resume": True}, {"overwrite": True}):
         with pytest.raises(InputError, match="another process is writing there"):
-            CheckpointWriter(tmp_path / "out", plan, "x", **options)
+            CheckpointWriter(Destination(tmp_path / "out", **options), plan, "x")
     first.abandon()
 
 

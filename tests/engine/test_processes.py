@@ -25,7 +25,7 @@ from merganser.engine.merge import Merge
 from merganser.engine.plan import Plan
 from merganser.engine.processes import execute_in_processes, worthwhile
 from merganser.engine.sinks import DictSink, Sink
-from merganser.engine.writer import CheckpointWriter
+from merganser.engine.writer import CheckpointWriter, Destination
 from merganser.errors import InputError, MerganserError
 from merganser.methods.task_vectors import Ties
 from support.plans import make_plan
@@ -58,7 +58,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_processes(
     out: Path, plan: Plan, sources: list, resume: bool = False, disk: Disk | None = None, **options: object
 ):
-    writer = CheckpointWriter(out, plan, "print", resume=resume, disk=disk)
+    writer = CheckpointWriter(Destination(out, resume, disk=disk or Disk()), plan, "print")
     try:
         execute_in_processes(Merge(plan, sources), writer, **{"workers": 2, **options})
         return (writer.publish(lambda directory: None) / "model.safetensors").read_bytes()
@@ -68,7 +68,7 @@ def in_processes(
 
 
 def in_threads(out: Path, plan: Plan, sources: list) -> bytes:
-    writer = CheckpointWriter(out, plan, "print")
+    writer = CheckpointWriter(Destination(out), plan, "print")
     execute(Merge(plan, sources), writer)
     return (writer.publish(lambda directory: None) / "model.safetensors").read_bytes()
 

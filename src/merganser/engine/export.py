@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from merganser.checkpoints.memory import Module, StateDict
 from merganser.checkpoints.sidecars import Sidecars, prepare_sidecars
 from merganser.engine.compute import Arithmetic
 from merganser.engine.directories import check_replaceable, paths_in
-from merganser.engine.disk import Disk
 from merganser.engine.execute import Progress, execute
 from merganser.engine.layout import Shard, lay_out
 from merganser.engine.merge import Merge
@@ -23,7 +21,7 @@ from merganser.engine.processes import execute_in_processes
 from merganser.engine.source_files import SourceFiles
 from merganser.engine.staging import Staging
 from merganser.engine.workers import DEFAULT_MEMORY
-from merganser.engine.writer import SYNC_SECONDS, CheckpointWriter
+from merganser.engine.writer import CheckpointWriter, Destination
 from merganser.errors import InputError, MerganserError
 
 #: Models in memory have no files to compare: their weights themselves are hashed.
@@ -63,65 +61,47 @@ class Execution:
 
 def write_merge(
     merge: Merge,
-    out: str | os.PathLike[str],
+    destination: Destination,
     execution: Execution,
     *,
-    resume: bool = False,
-    overwrite: bool = False,
     inputs: Iterable[Path] = (),
-    on_complete: Callable[[Path], None] = lambda out: None,
-    disk: Disk | None = None,
-    sync_seconds: float = SYNC_SECONDS,
     recipe: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the directory `out` of a merge, computing the outputs that an earlier run did not finish.
+    """Write a merge, computing the outputs that an earlier run did not finish.
 
     Args:
         merge: The merge.
-        out: The directory to create; or a file, `OUT.safetensors`, of the weights alone.
+        destination: Where to write it.
         execution: How to compute it.
-        resume: Continue a merge that was interrupted.
-        overwrite: Replace `out`, or an unfinished merge.
         inputs: Files that must not be lost besides those of the sources, such as the recipe.
-        on_complete: Called, with nothing else done, if `resume` finds that `out` is complete.
-        disk: The interface to the disk.
-        sync_seconds: How often to sync finished outputs; 0 means after every output.
         recipe: The resolved recipe, for the lock file.
 
     Returns:
-        `out`.
+        The directory or file.
 
     Raises:
-        InputError: If `out` cannot be written, or a source is invalid or changes meanwhile; nothing is left behind.
+        InputError: If it cannot be written, or a source is invalid or changes meanwhile; nothing is left behind.
         MerganserError: If the work fails; finished outputs are kept for `resume`.
     """
     plan, sources, digest = merge.plan, merge.sources, execution.settings.digest
-    place, disk = Path(os.path.expanduser(out)), disk or Disk()
+    out = destination.out
     files = SourceFiles(file for source in sources for file in source.files())
-    check_replaceable(place, (*inputs, *_paths(plan), *files.paths))
+    check_replaceable(out, (*inputs, *_paths(plan), *files.paths))
     prints = [content_hash(source) if type(source) in _IN_MEMORY else source.fingerprint() for source in sources]
     identity = _identity(plan, prints)
     told = replace(plan.sidecars, fingerprint=identity)
-    if place.suffix in SINGLE:
-        _check_ending(place, plan)
+    if out.suffix in SINGLE:
+        _check_ending(out, plan)
         plan = replace(plan, sidecars=replace(told, single=True))
     write_sidecars = prepare_sidecars(told, sources)
-    staging = Staging(place, disk)
-    if resume and staging.is_idle() and _is_complete(place, plan, identity, files):
+    staging = Staging(out, destination.disk)
+    if destination.resume and staging.is_idle() and _is_complete(out, plan, identity, files):
         staging.tidy()
-        on_complete(place)
-        return place
-    writer = CheckpointWriter(
-        place,
-        plan,
-        plan.fingerprint([*prints, *([digest] if digest else [])]),
-        files,
-        resume=resume,
-        overwrite=overwrite,
-        disk=disk,
-        sync_seconds=sync_seconds,
-        origin=Origin(merge, identity, digest, recipe) if digest else None,
-    )
+        destination.on_complete(out)
+        return out
+    fingerprint = plan.fingerprint([*prints, *([digest] if digest else [])])
+    origin = Origin(merge, identity, digest, recipe) if digest else None
+    writer = CheckpointWriter(destination, plan, fingerprint, files, origin)
     try:
         if not writer.published:
             _compute(merge, writer, execution, files)

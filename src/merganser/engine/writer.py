@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,26 @@ from merganser.engine.source_files import SourceFiles
 from merganser.engine.staging import Staging
 from merganser.errors import InputError, MerganserError
 
-SYNC_SECONDS = 5.0
+
+@dataclass(frozen=True)
+class Destination:
+    """Where a merge is written, and what may be there already.
+
+    Attributes:
+        out: The directory to create; or a file, `OUT.safetensors`, of the weights alone.
+        resume: Continue a merge that was interrupted.
+        overwrite: Replace `out`, or an unfinished merge.
+        on_complete: Called, with nothing else done, if `resume` finds that `out` is complete.
+        disk: The interface to the disk.
+        sync_seconds: How often to sync finished outputs; 0 means after every output.
+    """
+
+    out: Path
+    resume: bool = False
+    overwrite: bool = False
+    on_complete: Callable[[Path], None] = lambda out: None
+    disk: Disk = field(default_factory=Disk)
+    sync_seconds: float = 5.0
 
 
 class CheckpointWriter:
@@ -39,25 +59,20 @@ class CheckpointWriter:
 
     def __init__(
         self,
-        out: Path,
+        destination: Destination,
         plan: Plan,
         fingerprint: str,
         sources: SourceFiles | None = None,
-        *,
-        resume: bool = False,
-        overwrite: bool = False,
-        disk: Disk | None = None,
-        sync_seconds: float = SYNC_SECONDS,
         origin: Origin | None = None,
     ) -> None:
-        self.out = out
+        self.out = destination.out
         self._origin = origin
         self.published = False
         self._plan = plan
         self._sources = sources or SourceFiles()
-        self._overwrite = overwrite
-        self._disk = disk or Disk()
-        self._staging = Staging(out, self._disk)
+        self._overwrite = destination.overwrite
+        self._disk = destination.disk
+        self._staging = Staging(self.out, self._disk)
         self._shards = lay_out(plan)
         #: The one file that gets the name of `out`, if `out` is not a directory.
         self._file = self._shards[0].file if plan.sidecars.single else None
@@ -70,13 +85,13 @@ class CheckpointWriter:
         self._written: dict[str, str] = {}
         self._read: dict[str, dict[str, str]] = {}
         self._failure: Exception | None = None
-        self._sync_seconds = sync_seconds
+        self._sync_seconds = destination.sync_seconds
         self._closing = threading.Event()
         self._syncer = threading.Thread(target=self._sync_now_and_then, name="merganser-sync", daemon=True)
-        self._staging.check(resume, overwrite)
+        self._staging.check(destination.resume, destination.overwrite)
         self._check_room()
         try:
-            self._journal = self._staging.open(resume, overwrite)
+            self._journal = self._staging.open(destination.resume, destination.overwrite)
             try:
                 self._begin(fingerprint)
             except BaseException:
@@ -85,7 +100,7 @@ class CheckpointWriter:
                 raise
         except OSError as error:
             raise explain(error, self._staging.path) from error
-        if sync_seconds:
+        if self._sync_seconds:
             self._syncer.start()
 
     @property

@@ -182,17 +182,15 @@ def run(
     from merganser.engine.compute import Arithmetic
     from merganser.engine.export import Execution, write_merge
     from merganser.engine.origin import choose_digest
+    from merganser.engine.writer import Destination
 
     settings = Arithmetic(device, allow_nan, changes, choose_digest(prepared) if digest is None else digest)
     given = [] if isinstance(recipe, (Mapping, Recipe)) or not os.path.exists(recipe) else [Path(recipe)]
     return write_merge(
         prepared,
-        out,
+        Destination(Path(os.path.expanduser(out)), resume, overwrite, on_complete),
         Execution(settings, workers, memory, ray, processes, on_progress),
-        resume=resume,
-        overwrite=overwrite,
         inputs=[*given, *_recipe_files(loaded)],
-        on_complete=on_complete,
         recipe=resolve_document(loaded),
     )
 

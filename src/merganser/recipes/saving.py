@@ -24,6 +24,7 @@ from merganser.engine.nested import Merged
 from merganser.engine.origin import choose_digest
 from merganser.engine.plan import Model
 from merganser.engine.workers import DEFAULT_MEMORY, check_workers
+from merganser.engine.writer import Destination
 from merganser.lazy import torch
 from merganser.recipes.configs import dtype_edits
 from merganser.recipes.loading import load
@@ -75,16 +76,9 @@ def save(
     check_workers(workers, "cpu")
     prepared, recipe = prepare_copy(open_checkpoint(checkpoint), dtype)
     on_merge(prepared)
-    return write_merge(
-        prepared,
-        out,
-        Execution(Arithmetic(digest=choose_digest(prepared)), workers, memory, on_progress=on_progress),
-        resume=resume,
-        overwrite=overwrite,
-        on_complete=on_complete,
-        disk=disk,
-        recipe=recipe,
-    )
+    destination = Destination(Path(os.path.expanduser(out)), resume, overwrite, on_complete, disk or Disk())
+    execution = Execution(Arithmetic(digest=choose_digest(prepared)), workers, memory, on_progress=on_progress)
+    return write_merge(prepared, destination, execution, recipe=recipe)
 
 
 def prepare_copy(source: Checkpoint, dtype: str | torch.dtype | None = None) -> tuple[Merge, dict[str, Any] | None]:
