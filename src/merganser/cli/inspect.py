@@ -54,10 +54,22 @@ def command(
 
         check_file(html, "--html")
     source = library if library is not None else base
-    if source is not None:
-        _interference(source, named, html, rank_fraction, layers or None, tensors, as_json)
-    else:
+    if source is None:
         _contents(named, html, tensors, check, as_json)
+        return
+    from merganser.interference import survey
+
+    experts = named if library is None else None
+    with ProgressReporter("comparing", "matrices") as reporter:
+        found = survey(source, experts, rank_fraction=rank_fraction, layers=layers or None, on_progress=reporter)
+    if html is not None:
+        _write_page(source, experts, found, html)
+    if as_json:
+        emit(found.to_dict())
+        return
+    _show_interference(found, tensors)
+    if html is not None:
+        say(f"\nwrote {html}")
 
 
 def _library(checkpoints: list[str], base: str | None) -> Library | None:
@@ -119,30 +131,6 @@ def _apart(opened: Mapping[str, Checkpoint]) -> tuple[Table | None, str]:
     except CheckpointError as error:
         return None, str(error)
     return distance_table(found), ""
-
-
-def _interference(
-    source: Library | str,
-    named: Mapping[str, str],
-    html: Path | None,
-    rank_fraction: float | None,
-    layers: int | None,
-    tensors: bool,
-    as_json: bool,
-) -> None:
-    from merganser.interference import survey
-
-    experts = named if isinstance(source, str) else None
-    with ProgressReporter("comparing", "matrices") as reporter:
-        found = survey(source, experts, rank_fraction=rank_fraction, layers=layers, on_progress=reporter)
-    if html is not None:
-        _write_page(source, experts, found, html)
-    if as_json:
-        emit(found.to_dict())
-        return
-    _show_interference(found, tensors)
-    if html is not None:
-        say(f"\nwrote {html}")
 
 
 def _write_page(source: Library | str, experts: Mapping[str, str] | None, found: Survey, html: Path) -> None:

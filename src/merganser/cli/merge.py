@@ -23,7 +23,8 @@ from merganser.cli.options import (
     ShardSize,
     Workers,
 )
-from merganser.cli.plan import show_merge, show_plan
+from merganser.cli.plan import command as show_plan
+from merganser.cli.plan import show_merge
 from merganser.cli.proof import show_proofs
 from merganser.cli.quantisation import show_errors
 from merganser.cli.writing import writing
@@ -67,7 +68,7 @@ def command(
     """
     options: dict[str, Any] = {"seed": seed, "dtype": dtype, "shard_size": shard_size, "quantize": quantize}
     if dry_run:
-        show_plan(recipe, options, memory, workers, device, as_json)
+        show_plan(recipe, memory=memory, workers=workers, device=device, as_json=as_json, **options)
         return
     from merganser.engine.allocator import keep_freed_memory
     from merganser.recipes.running import run

@@ -44,8 +44,21 @@ def command(
     if native:
         show_native(recipe, as_json)
         return
-    options = {"seed": seed, "dtype": dtype, "shard_size": shard_size, "quantize": quantize}
-    show_plan(recipe, options, memory, workers, device, as_json, tensors)
+    from merganser import recipes
+    from merganser.checkpoints.opening import open_headers
+    from merganser.checkpoints.sidecars import prepare_sidecars
+    from merganser.engine.workers import check_workers
+    from merganser.report.plans import describe_tensors, tensor_list
+
+    memory_limit(memory)
+    check_workers(workers, device)
+    given = recipes.load(recipe).with_options(seed=seed, dtype=dtype, shard_size=shard_size, quantize=quantize)
+    merge = recipes.prepare(given, open_headers)
+    prepare_sidecars(merge.plan.sidecars, merge.sources)  # reports their problems
+    rows = describe_tensors(merge.quantises or merge) if tensors else None
+    show_merge(merge, memory, workers, as_json, rows)
+    if rows is not None and not as_json:
+        say(f"\n{tensor_list(rows)}")
 
 
 def show_native(recipe: Path, as_json: bool) -> None:
@@ -58,32 +71,6 @@ def show_native(recipe: Path, as_json: bool) -> None:
         emit(document)
     else:
         write(to_yaml(document, compact=True))
-
-
-def show_plan(
-    recipe: Path,
-    options: dict[str, Any],
-    memory: str | None,
-    workers: int | None,
-    device: str,
-    as_json: bool,
-    tensors: bool = False,
-) -> None:
-    """Print the plan of a recipe, with `options` in place of its own, or raise the first problem."""
-    from merganser import recipes
-    from merganser.checkpoints.opening import open_headers
-    from merganser.checkpoints.sidecars import prepare_sidecars
-    from merganser.engine.workers import check_workers
-    from merganser.report.plans import describe_tensors, tensor_list
-
-    memory_limit(memory)
-    check_workers(workers, device)
-    merge = recipes.prepare(recipes.load(recipe).with_options(**options), open_headers)
-    prepare_sidecars(merge.plan.sidecars, merge.sources)  # reports their problems
-    rows = describe_tensors(merge.quantises or merge) if tensors else None
-    show_merge(merge, memory, workers, as_json, rows)
-    if rows is not None and not as_json:
-        say(f"\n{tensor_list(rows)}")
 
 
 def show_merge(
