@@ -19,7 +19,7 @@ from merganser.engine.execute import Progress, execute
 from merganser.engine.footprint import memory_bound
 from merganser.engine.layout import lay_out
 from merganser.engine.merge import Merge
-from merganser.engine.modules import ModuleSink
+from merganser.engine.modules import ModuleSink, ModuleTensors
 from merganser.engine.nested import Merged
 from merganser.engine.plan import Plan
 from merganser.engine.sinks import DictSink
@@ -98,7 +98,7 @@ def test_a_live_module_takes_the_result() -> None:
     nets = [nn.Linear(5, 4) for _ in range(3)]
     plan, sources = make_plan([dict(net.state_dict()) for net in nets], "linear")
     target = nn.Linear(5, 4)
-    execute(Merge(plan, sources), ModuleSink(target))
+    execute(Merge(plan, sources), ModuleSink(ModuleTensors(target)))
     torch.testing.assert_close(target.weight, (nets[1].weight + nets[2].weight) / 2)
 
 

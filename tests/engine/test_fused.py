@@ -15,7 +15,7 @@ from merganser.checkpoints.stored_entries import StoredEntries
 from merganser.engine import blocks, fused
 from merganser.engine.compute import Arithmetic
 from merganser.engine.execute import execute
-from merganser.engine.modules import ModuleSink
+from merganser.engine.modules import ModuleSink, ModuleTensors
 from merganser.kernels import selection, tiles
 from merganser.kernels.drops import drop_by_rank
 from merganser.kernels.spheres import total
@@ -263,5 +263,5 @@ def test_a_source_that_is_also_the_target_is_not_overwritten_halfway(monkeypatch
     wanted = (module.weight.detach() + other) / 2
     sources = {"a": mg.open(module), "b": mg.open({"weight": other})}
     merge = recipes.prepare(recipes.load({"method": "linear", "models": list(sources)}), open=sources.__getitem__)
-    execute(merge, ModuleSink(module), settings=Arithmetic(allow_nan=True))
+    execute(merge, ModuleSink(ModuleTensors(module)), settings=Arithmetic(allow_nan=True))
     torch.testing.assert_close(module.weight.detach(), wanted, equal_nan=True)

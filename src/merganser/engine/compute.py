@@ -161,15 +161,19 @@ class Computation:
 
     def merge(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, Tensor]]:
         """Yield the merged blocks of a span, computed by torch, in the dtype of the arithmetic."""
+        return ((block, made) for block, _, made in self._merged(span, state))
+
+    def _merged(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, Group | None, Tensor]]:
+        """Yield the blocks of `merge`, each with what it was computed from; None for copies."""
         if self.copies:
             source = self.output.inputs[0]
             first, last = bounds(span)
             tensor = self.sources[source.model].read(source.name, (first, last))
             for block in span:
-                yield block, take(tensor, block, first)
+                yield block, None, take(tensor, block, first)
             return
         for block, group in self.groups(span):
-            yield block, self.method.merge(group, state)
+            yield block, group, self.method.merge(group, state)
         self._held = None
 
     def results(
@@ -213,16 +217,11 @@ class Computation:
 
     def _finished(self, span: list[Piece], state: Any) -> Iterator[tuple[Piece, StoredEntries]]:
         """Yield the blocks of a span computed by torch, in the output's dtype."""
-        if self.copies:
-            for block, tensor in self.merge(span, state):
-                yield block, StoredEntries.of(self.finish(tensor))
-            return
-        for block, group in self.groups(span):
-            made = self.finish(self.method.merge(group, state))
-            if self._comparison:
+        for block, group, tensor in self._merged(span, state):
+            made = self.finish(tensor)
+            if self._comparison and group is not None:
                 self._comparison.add(block, group, made)
             yield block, StoredEntries.of(made)
-        self._held = None
 
     def noting(self) -> AbstractContextManager[None]:
         """Record the stored tensors that this thread reads inside the block, for `digests`."""

@@ -48,7 +48,6 @@ class LiveModule:
         self._same: dict[tuple[Any, ...], bool] = {}
         self._kept = Kept(room)
         self._first: Checkpoint | None = None
-        self._tensors = ModuleTensors(module)
 
     @property
     def held(self) -> int:
@@ -68,15 +67,15 @@ class LiveModule:
         Raises:
             InputError: If the merge does not fill the module, or contains a nested recipe.
         """
-        plan = merge.plan
-        self._tensors.check(plan)
+        plan, tensors = merge.plan, ModuleTensors(self.module)
+        tensors.check(plan)
         if nested := [model.label for model in plan.models if model.plan is not None]:
             raise InputError(
                 f"{nested[0]}: a nested recipe cannot be merged in memory; merge it first and name the result"
             )
         if self._first is None:
             self._first = merge.sources[0]
-        marks = self._marks(merge)
+        marks = self._marks(merge, tensors)
         changed = [o for o in plan.outputs if o.name in marks and self._loaded.get(o.name) != marks[o.name]]
         if changed:
             names = {output.name for output in changed}
@@ -88,13 +87,13 @@ class LiveModule:
                 self._kept.forget_vectors()
             settings = Arithmetic(allow_nan=unchecked, kept=self._kept)
             with torch.no_grad():
-                execute(merge, ModuleSink(self.module, kept), workers=workers, settings=settings)
+                execute(merge, ModuleSink(tensors, kept), workers=workers, settings=settings)
             self._loaded = marks
         return changed
 
-    def _marks(self, merge: Merge) -> dict[str, Mark]:
-        """Return a mark per output, such that equal marks mean equal tensors: how it is made, or that it is the
-        base's.
+    def _marks(self, merge: Merge, tensors: ModuleTensors) -> dict[str, Mark]:
+        """Return a mark per output that the module has, such that equal marks mean equal tensors: how it is made, or
+        that it is the base's.
         """
         plan = merge.plan
         on_deltas = {method: lookup(method).base == "required" for method in {o.method for o in plan.outputs}}
@@ -105,7 +104,7 @@ class LiveModule:
             output.name: self._mark(merge, output, on_deltas[output.method], told[id(output.parameters)])
             + looks.get(output.method, ())
             for output in plan.outputs
-            if output.name in self._tensors
+            if output.name in tensors
         }
 
     def _mark(self, merge: Merge, output: Output, on_deltas: bool, parameters: str) -> Mark:

@@ -50,8 +50,8 @@ class ModuleTensors:
 class ModuleSink(PlacedSink):
     """Copies results into the parameters and buffers of a live module, which may have some outputs already."""
 
-    def __init__(self, module: nn.Module, done: Collection[str] = ()) -> None:
-        self._tensors = ModuleTensors(module)
+    def __init__(self, tensors: ModuleTensors, done: Collection[str] = ()) -> None:
+        self._tensors = tensors
         self._done = done
 
     def done(self) -> Collection[str]:

@@ -67,7 +67,7 @@ class Variant:
         tensors.check(self.merge.plan)
         wanted = [output for output in self.merge.plan.outputs if output.name in tensors]
         with torch.no_grad():
-            execute(self.merge.only(wanted), ModuleSink(module))
+            execute(self.merge.only(wanted), ModuleSink(tensors))
         return module
 
 
