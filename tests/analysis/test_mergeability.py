@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merganser.analysis.mergeability import mergeability, pair, rank_correlation, sample
+from merganser.analysis.mergeability import judge_pair, mergeability, rank_correlation, sample
 from merganser.engine.task_vector import TaskVector
 from merganser.errors import InputError
 
@@ -87,7 +87,8 @@ unit = st.floats(0, 1)
 @given(unit, st.floats(-1, 1), st.floats(0.01, 2), st.floats(0.01, 2), unit, st.floats(0, 0.5))
 def test_difficulty_is_bounded_and_rises_with_every_signal(overlap, cosine, x, y, bend, more):
     def difficulty(overlap=overlap, cosine=cosine, norms=(x, y), bend=bend):
-        return pair("a", "b", overlap, cosine, 0.5, norms, 10.0, bend).difficulty
+        lengths = (*norms, 10.0)
+        return judge_pair(("a", "b"), lengths, overlap=overlap, cosine=cosine, signs=0.5, bend=bend).difficulty
 
     at = difficulty()
     assert 0 <= at <= 1

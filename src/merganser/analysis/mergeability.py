@@ -2,8 +2,8 @@
 
 Signals of every pair of experts, all cheap and without data:
 
-- `overlap`: the normalised interference of their leading singular vectors (`interference.sti.Overlap.normalized`), mean over
-  a sample of matrices, minus that of unrelated experts; 0 for orthogonal, 1 for equal subspaces;
+- `overlap`: the normalised interference of their leading singular vectors (`interference.sti.Overlap.normalized`),
+  mean over a sample of matrices, minus that of unrelated experts; 0 for orthogonal, 1 for equal subspaces;
 - `cosine` of the whole task vectors, and `sign_agreement` of their entries in the sample;
 - `distance`: the larger ‖τ‖/‖θ_0‖: the further experts move, the less linear they are;
 - `imbalance`: 1 − the smaller norm over the larger: a sum loses its smaller term;
@@ -113,15 +113,13 @@ def mergeability(
     overlaps = _overlaps(vectors, sampled, rank)
     bends = {n: 1 - c for n, c in linear_regime(runs, exclude=exclude).final_cosines.items()} if runs else None
     pairs = tuple(
-        pair(
-            names[i],
-            names[j],
-            overlaps[i, j],
-            float(gram[i, j]) / (norms[i] * norms[j]),
-            _signs(vectors[i], vectors[j], sampled),
-            (norms[i], norms[j]),
-            norms[-1],
-            max(bends[names[i]], bends[names[j]]) if bends else None,
+        judge_pair(
+            (names[i], names[j]),
+            (norms[i], norms[j], norms[-1]),
+            overlap=overlaps[i, j],
+            cosine=float(gram[i, j]) / (norms[i] * norms[j]),
+            signs=_signs(vectors[i], vectors[j], sampled),
+            bend=max(bends[names[i]], bends[names[j]]) if bends else None,
         )
         for i, j in itertools.combinations(range(len(names)), 2)
     )
@@ -188,35 +186,33 @@ def _signs(a: TaskVector, b: TaskVector, names: Sequence[str]) -> float:
     return 0.5 if math.isnan(share) else share
 
 
-def pair(
-    a: str,
-    b: str,
+def judge_pair(
+    experts: tuple[str, str],
+    lengths: tuple[float, float, float],
+    *,
     overlap: float,
     cosine: float,
     signs: float,
-    norms: tuple[float, float],
-    base: float,
     bend: float | None,
 ) -> Pair:
     """Return the signals of two experts and the difficulty that follows from them.
 
     Args:
-        a: The name of the one expert.
-        b: The name of the other.
+        experts: Their names.
+        lengths: The lengths of their task vectors, and of the base.
         overlap: The normalised interference of their leading singular vectors, above chance.
         cosine: The cosine of their task vectors.
         signs: The share of entries with equal signs.
-        norms: The lengths of their task vectors.
-        base: The length of the base.
         bend: 1 − the smaller cosine of first and last epoch; None without runs.
     """
+    *norms, base = lengths
     overlap = min(1.0, overlap)
     conflict = overlap * (1 - cosine) / 2
     distance = 1 - math.exp(-max(norms) / (FAR * base)) if base else 1.0
     imbalance = 1 - min(norms) / max(norms)
     signals = {"distance": distance, "imbalance": imbalance, "bend": min(1.0, max(0.0, bend or 0.0))}
     ease = (1 - conflict) * math.prod(1 - WEIGHTS[name] * value for name, value in signals.items())
-    return Pair((a, b), 1 - ease, conflict, overlap, cosine, signs, distance, imbalance, bend)
+    return Pair(experts, 1 - ease, conflict, overlap, cosine, signs, distance, imbalance, bend)
 
 
 def _reason(pair: Pair) -> str:

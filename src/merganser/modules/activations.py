@@ -38,10 +38,6 @@ class Activations:
     inputs: Mapping[str, Tensor]
     rows: int
 
-    def mean(self) -> Activations:
-        """Return the average sample."""
-        return Activations({layer: z.mean(0, keepdim=True) for layer, z in self.inputs.items()}, self.rows)
-
 
 Layer: TypeAlias = nn.Linear | Convolution
 

@@ -1,6 +1,5 @@
 """One model over many experts that chooses and merges experts for each input: MASS, baselines, and a server.
 
-
 Start with `AdaptiveModel`.
 """
 

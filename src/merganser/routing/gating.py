@@ -14,8 +14,6 @@ from merganser.library.library import Library
 from merganser.modules.activations import linear_layers, unpacked
 from merganser.routing.layer_updates import add_updates
 
-#: From a layer's name and its input to gates: one row per input row, or one per sample.
-
 
 @dataclass(frozen=True)
 class ExpertStack:
@@ -71,7 +69,7 @@ def gated(
     module: nn.Module, experts: Mapping[str, ExpertStack], gate: Callable[[str, Tensor], Tensor]
 ) -> Iterator[set[str]]:
     """Add the experts to the module's layers inside the block; yields the layers whose weight was read without a
-    call.
+    call. The gate takes a layer's name and its input, and returns a row for each input row, or one for each sample.
     """
     linears = linear_layers(module)
 
