@@ -78,6 +78,23 @@ def test_an_index_that_lies(tmp_path: Path, index: dict[str, str], message: str)
         mg.open(sharded(tmp_path / "m", index))
 
 
+def test_some_shards_without_their_index_are_not_a_model(tmp_path: Path) -> None:
+    """As an interrupted download leaves them."""
+    tmp_path.joinpath("m").mkdir()
+    save_file({"a": torch.ones(2)}, tmp_path / "m" / "model-00001-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match="the index of these shards is missing: is the download complete"):
+        mg.open(tmp_path / "m")
+
+
+def test_a_variant_is_opened_if_nothing_else_is_there(tmp_path: Path) -> None:
+    directory = sharded(tmp_path / "m")
+    (directory / "model.safetensors.index.json").rename(directory / "model.safetensors.index.fp16.json")
+    assert mg.open(directory).names() == ["a", "b"]
+    assert mg.open(directory / "model.safetensors.index.fp16.json").names() == ["a", "b"]
+    save_file({"c": torch.ones(2)}, directory / "model.safetensors")
+    assert mg.open(directory).names() == ["c"]
+
+
 def test_other_broken_directories(tmp_path: Path) -> None:
     directory = sharded(tmp_path / "twice")
     save_file({"a": torch.ones(2)}, directory / "model-2.safetensors")
@@ -250,6 +267,28 @@ def test_a_hub_id_respects_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(CheckpointError, match="nobody/nothing: no such path, and not available from the hub"):
         mg.open("nobody/nothing")
+
+
+def test_a_hub_model_comes_with_its_tokenizer_and_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    files = [
+        "model.safetensors",
+        "source.spm",
+        "modeling_duck.py",
+        "qwen.tiktoken",
+        "bpe.codes",
+        "README.md",
+        "a.msgpack",
+    ]
+    asked: list[str] = []
+
+    def download(repository: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.extend(hub.utils.filter_repo_objects(files, allow_patterns=allow_patterns))
+        return str(sharded(tmp_path / "m"))
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    mg.open("nobody/nothing")
+    assert asked == files[:-1]
 
 
 def write_gguf(path: Path, kinds: dict[str, str]) -> dict[str, np.ndarray[Any, Any]]:

@@ -144,6 +144,27 @@ def test_chat_templates_for_other_uses_are_kept(tmp_path, base):
     assert not (write(tmp_path / "changed", [base], chat_template="{{ new }}") / "additional_chat_templates").exists()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "bpe.codes",
+            "byte_maps.json",
+            "dict.txt",
+            "emoji.json",
+            "entity_vocab.json",
+            "normalizer.json",
+            "source.spm",
+        ),
+        *("source.spm", "target_vocab.json", "vocab-src.json", "word_shape.json", "audio_tokenizer_config.json"),
+    ],
+)
+def test_files_of_every_tokenizer_are_copied(tmp_path, name):
+    """Marian, PhoBERT, LUKE, Whisper, FSMT, RoCBert and others have files of their own."""
+    source = model(tmp_path / "source", {name: {}})
+    assert (write(tmp_path / "out", [source]) / name).is_file()
+
+
 def test_all_code_of_a_model_is_kept_if_its_config_names_some(tmp_path):
     """The modules that `auto_map` names may import others beside them."""
     files = {"modeling_duck.py": "from .feathers import soft", "feathers.py": "soft = True"}

@@ -194,6 +194,29 @@ def test_a_pipeline_without_weights_is_refused(tmp_path: Path) -> None:
         mg.open(path)
 
 
+def test_a_component_in_shards_of_a_variant_is_merged(tmp_path: Path) -> None:
+    """As `save_pretrained(variant="fp16")` writes a large text encoder."""
+    shards = {"x": "model.fp16-00001-of-00002.safetensors", "y": "model.fp16-00002-of-00002.safetensors"}
+    for name, value in (("a", 1.0), ("b", 3.0)):
+        encoder = pipeline(tmp_path / name, value) / "text_encoder"
+        encoder.joinpath("model.safetensors").unlink()
+        for tensor, file in shards.items():
+            save_file({tensor: torch.full((2,), value)}, encoder / file)
+        (encoder / "model.safetensors.index.fp16.json").write_text(json.dumps({"weight_map": shards}))
+    out = mg.run(PAIR.format(tmp_path / "a", tmp_path / "b"), tmp_path / "out")
+    assert mg.open(out)["text_encoder/y"].tolist() == [2.0, 2.0]
+    assert not list(out.glob("text_encoder/*.index*"))
+
+
+def test_a_component_whose_weights_are_not_found_is_refused(tmp_path: Path) -> None:
+    path = pipeline(tmp_path / "a", 1.0)
+    (path / "text_encoder" / "model.safetensors").rename(
+        path / "text_encoder" / "model.fp16-00001-of-00002.safetensors"
+    )
+    with pytest.raises(CheckpointError, match="text_encoder: no model.safetensors, .* model.fp16-00001-of-00002"):
+        mg.open(path)
+
+
 def test_diffusers_loads_a_merged_pipeline(tmp_path: Path) -> None:
     diffusers = pytest.importorskip("diffusers")
     for name in ("a", "b"):

@@ -13,14 +13,12 @@ from merganser.checkpoints.json_file import read_object
 from merganser.checkpoints.kinds import TORCH_SUFFIXES
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.checkpoints.stored_entries import StoredEntries
-from merganser.checkpoints.submodules import SEPARATOR, find_weights, is_pipeline, module_weights
+from merganser.checkpoints.submodules import SEPARATOR, find_weights, is_index, is_pipeline, module_weights, no_weights
 from merganser.confine import confine
 from merganser.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_INDEX = ".index.json"
 
 
 class Directory(Checkpoint):
@@ -129,13 +127,12 @@ def _open_shards(directory: Path) -> dict[str, Checkpoint]:
         return {}
     if (file := find_weights(directory)) is not None:
         return _open(file)
-    several = sorted(p.name for p in directory.iterdir() if p.suffix == ".safetensors")
-    found = ", ".join(several) or ", ".join(sorted(p.name for p in directory.iterdir())[:8]) or "nothing"
-    raise CheckpointError(f"{directory}: no model.safetensors, no index and no pytorch_model.bin; it contains {found}")
+    several = sorted(directory.iterdir())
+    raise CheckpointError(no_weights(directory, [p for p in several if p.suffix == ".safetensors"] or several[:8]))
 
 
 def _open(file: Path) -> dict[str, Checkpoint]:
-    return _open_indexed(file) if file.name.endswith(_INDEX) else {file.name: open_file(file)}
+    return _open_indexed(file) if is_index(file.name) else {file.name: open_file(file)}
 
 
 def open_file(file: Path) -> Checkpoint:

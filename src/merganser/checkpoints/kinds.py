@@ -6,6 +6,8 @@ from pathlib import Path
 
 #: Suffixes of files that torch writes.
 TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+#: Suffixes of the files beside the weights: configs, tokenizers, templates, cards, code.
+SMALL_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".md", ".tiktoken", ".spm", ".codes", ".py")
 #: The config in the directory of a PEFT adapter.
 ADAPTER_CONFIG = "adapter_config.json"
 #: Files that mark a library of experts -> the functions that open one of them, which later packages define.

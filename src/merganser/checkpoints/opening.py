@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from merganser.checkpoints.base import Checkpoint, is_integer
 from merganser.checkpoints.directory import Directory, open_file
-from merganser.checkpoints.kinds import LIBRARIES, TORCH_SUFFIXES, is_adapter, is_distributed
+from merganser.checkpoints.kinds import LIBRARIES, SMALL_SUFFIXES, TORCH_SUFFIXES, is_adapter, is_distributed
 from merganser.checkpoints.memory import Module, StateDict
 from merganser.checkpoints.references import HUB_ID, exists, is_remote, parts
+from merganser.checkpoints.submodules import is_index
 from merganser.errors import CheckpointError, first_line, require
 from merganser.lazy import torch
 
@@ -21,14 +22,10 @@ if TYPE_CHECKING:
 
 Reference: TypeAlias = "str | os.PathLike[str] | Checkpoint | Mapping[str, Any] | nn.Module"
 _HUB_FILES = [
-    "README.md",
     "*.safetensors",
-    "*.json",
-    "*.txt",
-    "*.model",
-    "*.jinja",
     "pytorch_model*.bin",
     "*/pytorch_model.bin",
+    *(f"*{suffix}" for suffix in SMALL_SUFFIXES),
 ]
 
 
@@ -169,7 +166,7 @@ def _open_path(path: Path, over: tuple[Path, ...]) -> Checkpoint:
         return open_gguf(GGUFFile(path))
     if path.suffix in (".safetensors", *TORCH_SUFFIXES):
         return _decode(open_file(path))
-    if path.name.endswith(".index.json"):
+    if is_index(path.name):
         return _decode(Directory(path))
     known = ", ".join((".safetensors", ".gguf", *TORCH_SUFFIXES))
     raise CheckpointError(f"{path}: unknown file type; expected a directory or one of {known}")

@@ -17,7 +17,7 @@ from typing import Any
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.cards import Lineage, read_licence, recipe_text, render_card
 from merganser.checkpoints.json_file import read_config, read_object
-from merganser.checkpoints.submodules import MODULES, PIPELINE, SEPARATOR, is_pipeline, module_weights
+from merganser.checkpoints.submodules import MODULES, PIPELINE, SEPARATOR, is_index, is_pipeline, module_weights
 from merganser.checkpoints.tokenizer import extended
 from merganser.confine import confine
 from merganser.errors import CheckpointError, reading
@@ -30,11 +30,19 @@ _TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
+    "*vocab*.json",
     "vocab.*",
     "merges.txt",
     "*.model",
     "*.tiktoken",
     "tekken.json",
+    "*.spm",  # Marian
+    "*.codes",  # PhoBERT, BERTweet, FlauBERT
+    "dict.txt",
+    "normalizer.json",  # Whisper
+    "word_*.json",  # RoCBert
+    "emoji.json",
+    "byte_maps.json",
     *_TOKENIZER_CODE,
 )
 _TEMPLATES = ("chat_template.*", "additional_chat_templates/*.jinja")
@@ -43,6 +51,7 @@ _MODEL_FILES = (
     "generation_config.json",
     "*preprocessor_config.json",
     "processor_config.json",
+    "audio_tokenizer_config.json",
     MODULES,
     "sentence_*config.json",
     "config_sentence_transformers.json",
@@ -173,7 +182,7 @@ def common_licence(sources: Sequence[Checkpoint]) -> str | None:
 
 def _indexes(name: str, folders: Set[str]) -> bool:
     """Return whether a file is the index of weights that are written again, in one file."""
-    return name.endswith(".index.json") and name.partition(SEPARATOR)[0] in folders
+    return is_index(name) and name.partition(SEPARATOR)[0] in folders
 
 
 def edited(config: dict[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:

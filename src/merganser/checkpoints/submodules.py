@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints.json_file import read_config, read_object, read_value
+from merganser.checkpoints.kinds import TORCH_SUFFIXES
 from merganser.confine import confine
 from merganser.errors import CheckpointError
 
@@ -25,6 +27,10 @@ _CHOICES = (
     "pytorch_model.bin.index.json",
     "diffusion_pytorch_model.bin",
 )
+#: The name of an index, also of a variant: `model.safetensors.index.fp16.json`.
+_INDEX = re.compile(r".+\.index(\.[^.]+)?\.json")
+#: The name of one of several files, which only an index tells apart from a whole model.
+_SHARD = re.compile(r".+-\d+-of-\d+\.[a-z]+")
 #: Prefix of weights of a module, before the first dot: `2_Dense/linear.weight`.
 SEPARATOR = "/"
 
@@ -58,18 +64,49 @@ def _components(directory: Path) -> dict[str, Path]:
     listed = [key for key, value in read_object(index).items() if not key.startswith("_") and isinstance(value, list)]
     places = {key: confine(directory, key, str(index)) for key in listed if SEPARATOR not in key}
     found = {key: file for key, place in places.items() if place.is_dir() and (file := find_weights(place)) is not None}
+    for key, place in places.items():
+        if key not in found and place.is_dir() and (unread := _weights_in(place)):
+            raise CheckpointError(no_weights(place, unread))
     if not found:
         raise CheckpointError(f"{directory}: a diffusers pipeline without the weights of any component")
     return found
 
 
+def is_index(name: str) -> bool:
+    """Return whether a file of this name lists which tensor is in which file."""
+    return _INDEX.fullmatch(name) is not None
+
+
 def find_weights(directory: Path) -> Path | None:
-    """Return the file, or the index of files, that a directory's weights are read from; None if there is none."""
+    """Return the file, or the index of files, that a directory's weights are read from; None if there is none, or
+    several that could be meant.
+
+    Files of another name count if they are alone: a variant (`model.fp16.safetensors`), or a name of one's own.
+    """
     for name in _CHOICES:
         if (directory / name).is_file():
             return directory / name
-    lone = [p for p in directory.iterdir() if p.suffix == ".safetensors" and not p.name.startswith("adapter")]
-    return lone[0] if len(lone) == 1 else None
+    indexes = [path for path in directory.iterdir() if ".safetensors.index." in path.name and is_index(path.name)]
+    whole = [p for p in _weights_in(directory) if p.suffix == ".safetensors" and not _SHARD.fullmatch(p.name)]
+    found = indexes or whole
+    return found[0] if len(found) == 1 else None
+
+
+def _weights_in(directory: Path) -> list[Path]:
+    """Return the files in a directory that may be weights of a model."""
+    kinds = (".safetensors", *TORCH_SUFFIXES)
+    return sorted(p for p in directory.iterdir() if p.suffix in kinds and not p.name.startswith("adapter"))
+
+
+def no_weights(directory: Path, files: Sequence[Path]) -> str:
+    """Return the message for a directory without weights that can be read, with the files that are there."""
+    found = ", ".join(file.name for file in files) or "nothing"
+    missing = (
+        "; the index of these shards is missing: is the download complete?"
+        if any(_SHARD.fullmatch(file.name) for file in files)
+        else ""
+    )
+    return f"{directory}: no model.safetensors, no index and no pytorch_model.bin; it contains {found}{missing}"
 
 
 def is_pipeline(directory: Path | None) -> bool:

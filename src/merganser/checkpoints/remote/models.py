@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.directory import Directory, weight_files
-from merganser.checkpoints.kinds import is_adapter
+from merganser.checkpoints.kinds import SMALL_SUFFIXES, is_adapter
 from merganser.checkpoints.remote.files import PARALLEL, check_url, fetch, is_http, open_file, open_store
 from merganser.checkpoints.remote.tensors import RemoteSafetensors
 from merganser.confine import confine
@@ -43,7 +43,6 @@ _NAMES = (
     "model.safetensors.index.json",
     "diffusion_pytorch_model.safetensors.index.json",
 )
-_SMALL = (".json", ".txt", ".model", ".jinja", ".md", ".tiktoken", ".py")
 _LARGEST = 1 << 27
 _LARGEST_ADAPTER = 1 << 33
 _ONES = ("model.safetensors", "diffusion_pytorch_model.safetensors")
@@ -137,4 +136,4 @@ def _names_at(home: str) -> Iterable[str]:
     except Exception as error:  # clients raise many kinds of errors
         raise CheckpointError(f"{home}: cannot be listed: {first_line(error)}") from None
     names = (str(each).rpartition("/")[2] for each in listed)
-    return [name for name in names if name.endswith(_SMALL)]
+    return [name for name in names if name.endswith(SMALL_SUFFIXES)]
