@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import merganser.cli
@@ -49,3 +54,22 @@ def test_long_lines_of_an_error_are_broken_below_their_beginning(monkeypatch):
     ]
     monkeypatch.delenv("COLUMNS")
     assert wrap_lines("x " * 200) == "x " * 200, "pipes get whole lines"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_letters_that_the_terminal_lacks_are_escaped(encoding: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-m", "merganser", "methods", "ties"]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert b"\\u03b8 = " in done.stdout
+
+
+def test_closed_streams_swallow_what_is_printed(tmp_path: Path) -> None:
+    """As in a service without a terminal; what is opened next must not become standard output."""
+    save_file({"w": torch.ones(2)}, tmp_path / "a.safetensors")
+    (tmp_path / "recipe.yml").write_text("{method: passthrough, models: [a.safetensors]}")
+    command = f"{sys.executable} -m merganser merge recipe.yml out <&- >&- 2>&-"
+    assert subprocess.run(command, shell=True, cwd=tmp_path, check=False).returncode == 0
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    failed = f"{sys.executable} -m merganser merge nothing.yml other >&- 2>&-"
+    assert subprocess.run(failed, shell=True, cwd=tmp_path, check=False).returncode == 2

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from merganser.cli.limits import raise_open_files
-from merganser.cli.output import emit, say
+from merganser.cli.output import emit, prepare_streams, say
 from merganser.errors import MerganserError
 
 #: Command or group of commands -> the module that defines it as `app` or `command`, or `module:function`.
@@ -78,6 +78,7 @@ def build() -> Any:
 def main() -> None:
     """Run the command line. Errors become one message on stderr and an exit code, never a traceback."""
     raise_open_files()
+    prepare_streams()
     try:
         build()(standalone_mode=True)
     except MerganserError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -14,6 +15,19 @@ from typing import Any, TextIO
 from merganser.errors import MerganserError
 from merganser.plain import plain
 from merganser.report.tables import terminal_width
+
+
+def prepare_streams() -> None:
+    """Make the standard streams take every text: closed ones swallow it, others escape what their encoding lacks."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # or a file of weights would become standard error
+        pass
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 @contextmanager
