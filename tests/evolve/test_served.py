@@ -40,7 +40,7 @@ class Stub(BaseHTTPRequestHandler):
 class Served(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Stub)
-        self.loaded, self.updates, self.failing = {}, [], False
+        self.loaded, self.updates, self.failing, self.adapters = {}, [], False, True
 
     @property
     def url(self):
@@ -48,6 +48,8 @@ class Served(ThreadingHTTPServer):
 
     def handle_path(self, path, body):
         name = body.get("lora_name")
+        if name and not self.adapters:
+            return 404, {"detail": "Not Found"}
         if path == "/v1/load_lora_adapter":
             self.loaded[name] = update(Path(body["lora_path"]))
             self.updates.append(self.loaded[name])
@@ -136,6 +138,13 @@ objectives: [quiz.soft]
 search: {algorithm: random, population: 5, generations: 1, rerank: 0}
 model: {kind: server, path: "URL#tiny"}
 """
+
+
+def test_a_server_that_loads_no_adapters_is_told_from_a_broken_one(served, adapters):
+    served.adapters = False
+    server = Server(served.url, "tiny")
+    with pytest.raises(InputError, match="this server loads no adapters while it runs"):
+        server.load_adapter("x", adapters["math"])
 
 
 def test_a_study_on_a_server_and_the_recipe_of_its_winner(served, adapters, tmp_path):

@@ -87,7 +87,15 @@ class Server:
             name: The name under which the adapter is asked.
             path: Its directory, which the server reads.
         """
-        self._send("load_lora_adapter", {"lora_name": name, "lora_path": os.fspath(path)})
+        try:
+            self._send("load_lora_adapter", {"lora_name": name, "lora_path": os.fspath(path)})
+        except MerganserError as error:
+            if isinstance(error.__cause__, urllib.error.HTTPError) and error.__cause__.code in (404, 405):
+                raise InputError(
+                    f"{self.url}: this server loads no adapters while it runs, as vLLM does with "
+                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora"
+                ) from error
+            raise
 
     def unload_adapter(self, name: str) -> None:
         """Have the server forget an adapter."""

@@ -75,6 +75,10 @@ class Classification(Asked):
         scores: list[float] = []
         for records in self.batches(items):
             logits = require_finite(model(**self.encode([str(r["text"]) for r in records], model)).logits)
+            if logits.dim() != 2:
+                raise InputError(
+                    f"{type(model).__name__}: kind classification asks a sequence classifier, which it is not"
+                )
             for record in records:
                 if record["label"] >= logits.shape[-1]:
                     raise InputError(

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from merganser.engine.ray_cluster import start_ray
-from merganser.errors import InputError, require
+from merganser.errors import InputError, MerganserError, require
 from merganser.evolve.costs import Costs
 from merganser.evolve.domains import Values
 from merganser.evolve.racing import Race
@@ -138,7 +138,8 @@ def _perform(evaluate: Evaluate, job: Job, worker: str) -> Outcome:
                 break
     except Exception as raised:
         where = "".join(traceback.format_exception(raised, limit=-3))
-        error = f"{type(raised).__name__}: {raised}\n{where}"
+        kind = "" if isinstance(raised, MerganserError) else f"{type(raised).__name__}: "
+        error = f"{kind}{raised}\n{where}"
         return Outcome(job, None, error, time.perf_counter() - began, worker, asked)
     complete = all(len(asked[task]) == len(items) for task, items in job.items.items())
     return Outcome(job, answers, None, time.perf_counter() - began, worker, asked, None if complete else lost)

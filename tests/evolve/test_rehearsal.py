@@ -1,0 +1,53 @@
+"""A dry run asks one merge two questions of every task, and finds what would fail for every candidate."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from merganser.cli.evolve import app
+from merganser.errors import InputError
+from merganser.evolve import loading
+from merganser.evolve.rehearsal import rehearse
+
+pytest.importorskip("pymoo")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ('"toy_experts:right"', '"toy_experts:broken"'),
+            r"toy.yml: tasks.right: RuntimeError: the questions are gone$",
+        ),
+        (('"toy_experts:right"', '"toy_experts:by_item"'), r"tasks.right: toy_experts:by_item: expected a list"),
+        (("{left: 0.5", "{left.soft: 0.5"), r"objectives: nothing measures 'left.soft'; did you mean 'left'\?"),
+        (('"toy_experts:build"', '"toy_experts:inputs.clone"'), r"no function 'inputs.clone'"),
+    ],
+)
+def test_what_every_candidate_would_fail_by_is_found_in_a_dry_run(toy, tmp_path, monkeypatch, change, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message):
+        CliRunner().invoke(app, ["run", str(toy(change)), "--dry-run"], catch_exceptions=False)
+    assert not list(tmp_path.glob("*.sqlite"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("{max_new_tokens: 8, chat: true}", "tasks.quiz: chat: the tokenizer of .* has no chat template"),
+        ("{max_new_tokens: 64}", "tasks.quiz: max_new_tokens 64 leaves no room for a prompt in 64 tokens"),
+    ],
+)
+def test_questions_that_the_model_cannot_be_asked(run_file, options, message):
+    task = f"quiz: {{kind: generation, data: ./sums.jsonl, options: {options}}}"
+    old = "quiz: {kind: multiple-choice, data: ./quiz.jsonl, subset: 8, estimator: gmp-irt, c: adaptive}"
+    with pytest.raises(InputError, match=message):
+        rehearse(loading.load(run_file((old, task))))
+
+
+def test_a_classifier_is_needed_to_classify(run_file):
+    task = "quiz: {kind: classification, data: ./texts.tsv}"
+    old = "quiz: {kind: multiple-choice, data: ./quiz.jsonl, subset: 8, estimator: gmp-irt, c: adaptive}"
+    with pytest.raises(InputError, match="LlamaForCausalLM: kind classification asks a sequence classifier"):
+        rehearse(loading.load(run_file((old, task))))
