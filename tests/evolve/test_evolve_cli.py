@@ -181,11 +181,16 @@ def test_init_writes_a_run_file_that_runs(llamas, tmp_path, monkeypatch):
     assert loaded.design.search.race == 5
     again = CliRunner().invoke(app, ["init", *models, str(out), *options, *tasks])
     assert "exists" in str(again.exception)
+    alone = CliRunner().invoke(app, ["init", *models, str(tmp_path / "alone.yml"), *tasks[:2]])
+    assert alone.exit_code == 0, alone.output
+    assert "one merge answered two questions" in call("run", tmp_path / "alone.yml", "--dry-run"), "without a base"
     for wrong, message in (
         (["math", "@", *options], "needs tasks"),
         (["=x", "@", *tasks], "expected LABEL=CKPT"),
         (["math", "code", *tasks], "code: give the run file to write last"),
         (["math", "@", *options, "--task", "exact-match:none.jsonl"], "none.jsonl"),
+        ([*models, "@", *options, *tasks, "--method", "regmean"], "needs the gram statistics"),
+        ([*models, "@", *options, *tasks, "--method", "slerp"], "expected a base and one model"),
     ):
         words = [str(tmp_path / "other.yml") if word == "@" else word for word in wrong]
         failed = CliRunner().invoke(app, ["init", *words])

@@ -92,6 +92,7 @@ def init(
     from merganser.engine.directories import check_absent, check_file
     from merganser.errors import InputError
     from merganser.evaluate import tasks as questions
+    from merganser.evolve import loading
     from merganser.evolve.scaffold import render_run_file
 
     if out.suffix not in (".yml", ".yaml"):
@@ -112,6 +113,7 @@ def init(
         named[label] = path
     asked = [questions.Task.parse(text) for text in tasks or ()]
     text = render_run_file(named, asked, base=base, method=method, root=out.resolve().parent)
+    loading.parse(text, out.parent, str(out))  # what cannot run is not written
     out.write_text(text, encoding="utf-8")
     wrote(out, as_json)
 

@@ -23,7 +23,7 @@ def build_examiner(entry: StudyTask, run: RunFile) -> Examiner:
         raise InputError(
             f"test: {entry.test!r} is a file of questions, which kind {entry.kind} does not read; give a share"
         )
-    tokenizer = run.model.tokenizer or (run.model.kind != SERVER and run.model.path) or run.base or ""
+    tokenizer = run.model.tokenizer or (run.model.kind != SERVER and run.model.path) or run.original
     if entry.kind == "function":
         if entry.function is None or not entry.items:
             raise InputError("kind function needs function: package.module:name and items: their number")
@@ -34,8 +34,6 @@ def build_examiner(entry: StudyTask, run: RunFile) -> Examiner:
         raise InputError(f"unknown kind {entry.kind!r}{did_you_mean(entry.kind, kinds)}")
     if entry.items:
         raise InputError("items: counted in the data; leave it out")
-    if not tokenizer:
-        raise InputError("there is no base to take the tokenizer from; set model: {tokenizer: …}")
     examiner = _harness(entry, tokenizer) if entry.kind == HARNESS else _asked(entry, tokenizer)
     if not len(examiner):
         raise InputError(f"{entry.data or entry.task}: contains no questions")

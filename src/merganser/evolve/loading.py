@@ -198,7 +198,7 @@ def build_evaluator(run: RunFile, space: Space, examiners: Mapping[str, Examiner
         import_function(model.kind)
     elif model.kind not in LOADERS:
         raise InputError(f"unknown {model.kind!r}{did_you_mean(model.kind, [*LOADERS, SERVER])}")
-    path = model.path or run.base or next(iter(run.models.values()))
+    path = model.path or run.original
     quantize = None if model.quantize is None else Quantization(model.quantize, model.device)
     loader = Loader(model.kind, path, model.device if quantize is None else "cpu", model.dtype)
     return MergedModels(loader, run.template, space, examiners, run.answers, quantize)
@@ -206,8 +206,7 @@ def build_evaluator(run: RunFile, space: Space, examiners: Mapping[str, Examiner
 
 def count_layers(run: RunFile) -> int:
     """Return the number of layers of the base, or of the first model."""
-    path = run.base or next(iter(run.models.values()))
-    stack = layout(open_checkpoint(path).names()).main
+    stack = layout(open_checkpoint(run.original).names()).main
     if stack is None:
-        raise InputError(f"{path}: has no stack of layers")
+        raise InputError(f"{run.original}: has no stack of layers")
     return stack.layers

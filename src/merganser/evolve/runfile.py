@@ -46,7 +46,7 @@ class ModelSettings(StudyRecord):
     Args:
         kind: A kind of `transformers` model, `package.module:function` that builds a module, or `server`.
         path: The model with the architecture; by default the base, or the first model. The address of a server.
-        tokenizer: The tokenizer; by default that of `path` or the base.
+        tokenizer: The tokenizer; by default that of `path`, the base or the first model.
         device: The device that models are asked on.
         dtype: The dtype that they compute in; by default the checkpoint's.
         quantize: Ask candidates in `int8` or 4-bit `nf4`. They are merged in memory, and the quantised copy is on the
@@ -98,6 +98,11 @@ class RunFile(Design):
         counted = all(task.items for task in self.tasks.values())
         if counted and (self.depth or not any(parameter.needs_depth for parameter in self.space.values())):
             super()._check_completed()
+
+    @property
+    def original(self) -> str:
+        """Return the base, or without one the first model: candidates have its architecture and its tokenizer."""
+        return self.base or next(iter(self.models.values()))
 
     @property
     def template(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from merganser.errors import InputError
+from merganser.evaluate.harness import HARNESS
 from merganser.evaluate.language import kind_of_model
 from merganser.evaluate.tasks import Task
 from merganser.methods.registry import lookup, parameters
@@ -73,7 +74,8 @@ def render_run_file(
         few = f", subset: {SUBSET}" if pool > SUBSET else ""
         asked = f"{SUBSET} of them" if few else f"{pool}, all but those held out for the test,"
         lines.append(f"  # {count} questions; {asked} are asked of a candidate")
-        lines.append(f"  {json.dumps(task.name)}: {{kind: {task.kind}, data: {_path(task.path, root)}{few}}}")
+        source = f"task: {json.dumps(task.path)}" if task.kind == HARNESS else f"data: {_path(task.path, root)}"
+        lines.append(f"  {json.dumps(task.name)}: {{kind: {task.kind}, {source}{few}}}")
     lines += _objectives(tasks)
     lines += [
         "search:",
