@@ -9,6 +9,7 @@ from synthetic_world import World
 
 from merganser.errors import InputError, MerganserError
 from merganser.evolve.runs import recipe, start
+from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
 
 pytest.importorskip("pymoo")
@@ -116,9 +117,9 @@ def test_an_endpoint_that_fails_is_said_in_the_result(toy, tmp_path, monkeypatch
     study = start(toy(), tmp_path / "s.sqlite")
     assert study.test_error("left") is None
     assert study.test_error(study.best()) is None
-    assert summarize(study).untested == {"right": "InputError: no such weights"}
+    assert summarize(study).untested == {"right": "no such weights"}
     shown = CliRunner().invoke(app, ["best", str(tmp_path / "s.sqlite")]).stdout
-    assert "right alone, on unseen items: failed: InputError: no such weights" in shown
+    assert "right alone, on unseen items: failed: no such weights" in shown
     page, _ = report(tmp_path / "s.sqlite")
     assert "right could not be asked the test items" in page.render()
 
@@ -146,6 +147,22 @@ def test_failures_are_shown_by_every_command(toy, tmp_path):
     page, [found] = report(file)
     assert not found["ended"]
     assert "failed for the same reason: RuntimeError: the questions are gone" in page.render()
+
+
+def test_progress_names_models_and_shows_objectives(toy, tmp_path):
+    from typer.testing import CliRunner
+
+    from merganser.cli.evolve import _Listener, app
+
+    done = CliRunner().invoke(app, ["run", str(toy()), "--study", str(tmp_path / "s.sqlite")])
+    assert done.exit_code == 0, done.output
+    lines = done.stderr.splitlines()
+    assert any(line.startswith("test      2/4  left: mean 0.") for line in lines)
+    assert any(line.startswith("rerank    1/3  mean 0.") for line in lines)
+    stopped = Trial("candidate", "x", "done", values={}, objectives={"mean": 0.25}, stopped=1)
+    assert _Listener(None, False, ())._describe(stopped) == "mean 0.2500, stopped"
+    assert not any(line.startswith("done") for line in lines)
+    assert "winner.yml writes the recipe" in done.stdout
 
 
 def test_a_function_that_answers_by_item_is_told_what_is_expected(toy, tmp_path):

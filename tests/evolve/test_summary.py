@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,8 +13,9 @@ from synthetic_world import ITEMS, World
 
 from merganser.evolve.objectives import Objective
 from merganser.evolve.schema import to_document
+from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
-from merganser.evolve.summary import negative_transfer, summarize
+from merganser.evolve.summary import convergence, negative_transfer, summarize
 from merganser.evolve.tasks import StudyTask
 
 pytest.importorskip("pymoo")
@@ -113,6 +116,14 @@ class Tables:
     def figure(self, figure, caption=""): ...
 
 
+def test_convergence_leaves_out_what_a_race_stopped():
+    values = {"label": "x", "state": "done", "generation": 0}
+    whole = Trial("candidate", objectives={"quiz": 0.5}, id=1, **values)
+    stopped = Trial("candidate", objectives={"quiz": 0.52}, stopped=1, **values)
+    study = SimpleNamespace(design=SimpleNamespace(objectives=(Objective.of("quiz"),)), trials=lambda: [whole, stopped])
+    assert convergence(study) == {"quiz": (0.5,)}
+
+
 def test_a_page_shows_the_objective_with_its_error_for_winner_and_endpoints(tmp_path):
     from merganser.report.studies import show
 
@@ -123,12 +134,12 @@ def test_a_page_shows_the_objective_with_its_error_for_winner_and_endpoints(tmp_
     page = Tables()
     show(page, study)
     columns, rows = page.tables[0]
-    assert columns[:5] == ["model", "mean", "± mean", "exam", "± exam"]
+    assert columns[:5] == ["model", "mean", "± mean", "quiz", "± quiz"]
     assert [row[0] for row in rows[1:]] == ["math", "code"]
     for row in rows:
         named = dict(zip(columns, row, strict=True))
-        value, error, exam, exam_error = row[1:5]
-        quiz, quiz_error = named["quiz"], named["± quiz"]
+        value, error, quiz, quiz_error = row[1:5]
+        exam, exam_error = named["exam"], named["± exam"]
         assert value == pytest.approx(0.25 * quiz + 0.75 * exam)
         assert error == pytest.approx(((0.25 * quiz_error) ** 2 + (0.75 * exam_error) ** 2) ** 0.5)
     best = max(rows[1:], key=lambda row: row[1])

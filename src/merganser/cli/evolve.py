@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +21,7 @@ from merganser.units import show_time
 if TYPE_CHECKING:
     from merganser.evolve.costs import Event
     from merganser.evolve.intervals import Interval
+    from merganser.evolve.objectives import Objective
     from merganser.evolve.store import Trial
     from merganser.evolve.study import Study
 
@@ -28,7 +29,7 @@ app = typer.Typer(help="Search for a merge with few evaluations.", no_args_is_he
 app.command("report")(report.command)  # the same command writes the page of a study
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="File of the study.")]
-Objective = Annotated[
+ObjectiveName = Annotated[
     str | None, typer.Option(metavar="NAME", help="Objective that decides; required if there are several.")
 ]
 
@@ -65,10 +66,12 @@ def run(
         return
     path = study or run_file.parent / f"{run_file.stem}.sqlite"
     with explain_interrupt(lambda: left_in(path)), ProgressReporter("evolving", "steps") as reporter:
-        listener = _Listener(reporter, as_json)
+        listener = _Listener(reporter, as_json, loaded.design.objectives)
         opened = start(loaded, path, resume=resume, workers=workers, ray=ray, on_event=listener)
     with opened:
         _show_best(opened, None, as_json)
+    if not as_json:
+        say(f"merganser evolve export {path} winner.yml writes the recipe; merganser report {path} the whole result.")
 
 
 @app.command()
@@ -148,7 +151,7 @@ def watch(
 
 
 @app.command()
-def best(study: StudyFile, objective: Objective = None, as_json: Json = False) -> None:
+def best(study: StudyFile, objective: ObjectiveName = None, as_json: Json = False) -> None:
     """Show the best merge and its scores on unseen items.
 
     With several objectives, shows the Pareto front.
@@ -163,7 +166,7 @@ def best(study: StudyFile, objective: Objective = None, as_json: Json = False) -
 def export(
     study: StudyFile,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Recipe file to write.")],
-    objective: Objective = None,
+    objective: ObjectiveName = None,
     trial: Annotated[
         str | None, typer.Option(metavar="GENERATION:POSITION", help="Trial to export instead of the best.")
     ] = None,
@@ -193,9 +196,10 @@ def export(
 class _Listener:
     """Prints a line per trial and a bar for the phase, or JSON lines."""
 
-    def __init__(self, reporter: ProgressReporter, as_json: bool) -> None:
+    def __init__(self, reporter: ProgressReporter, as_json: bool, objectives: Sequence[Objective]) -> None:
         self._reporter = reporter
         self._json = as_json
+        self._objectives = objectives
 
     def __call__(self, event: Event) -> None:
         known = event.forecast is not None and event.forecast.seconds == event.forecast.seconds
@@ -206,14 +210,25 @@ class _Listener:
             trial = to_document(event.trial) if event.trial else None
             emit({"event": event.phase, "done": event.done, "total": event.total, "trial": trial})
             return
-        words = [f"{event.phase:<9} {event.done}/{event.total}"]
-        if event.trial is not None:
-            failed = f": {event.trial.reason}" if event.trial.reason else ""
-            words.append(_named(event.trial.objectives) or f"{event.trial.state}{failed}")
-        if left is not None:
-            words.append(f"about {show_time(left)} left")
-        self._reporter.line("  ".join(words))
+        if event.phase != "done":
+            words = [f"{event.phase:<9} {event.done}/{event.total}"]
+            if event.trial is not None:
+                words.append(self._describe(event.trial))
+            if left is not None:
+                words.append(f"about {show_time(left)} left")
+            self._reporter.line("  ".join(words))
         self._reporter(event.done, event.total, event.phase, left)
+
+    def _describe(self, trial: Trial) -> str:
+        """Return a trial's objectives, of an endpoint with its name; those of a full evaluation from its measures."""
+        if trial.state != "done":
+            return f"{trial.state}: {trial.reason}" if trial.reason else trial.state
+        scores = trial.objectives
+        if trial.kind != "candidate":
+            known = [o for o in self._objectives if all(measure in scores for measure in o.measures)]
+            scores = {o.name: o.value(scores) for o in known} or scores
+        label = f"{trial.label}: " if trial.values is None else ""
+        return label + _named(scores) + (", stopped" if trial.stopped is not None else "")
 
 
 def _describe(loaded: Any, as_json: bool) -> None:
@@ -304,7 +319,7 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
         elif (error := study.test_error(trial)) is not None:
             say(f"  on unseen items: failed: {error}")
         for name, value in (trial.values or {}).items():
-            say(f"  {name} = {value}")
+            say(f"  {name} = {value:.4g}" if isinstance(value, float) else f"  {name} = {value}")
     for label in endpoints:
         say(f"{label} alone, on unseen items: {_with_intervals(unseen_intervals(study, label))}")
     for label, error in untested.items():

@@ -287,8 +287,8 @@ class StudyRun:
         if self.design.search.stability:
             chosen = spread(valid, self.design.objectives[0], self.design.search.stability)
             self._evaluate("full", [t.values or {} for t in chosen], pool, "stability")
-        self._evaluate("test", [t.values or {} for t in self._winners(valid, pool)], test, "test")
-        self._evaluate("test", [*self.design.endpoints, *self.design.references], test, "test")
+        winners = [t.values or {} for t in self._winners(valid, pool)]
+        self._evaluate("test", [*winners, *self.design.endpoints, *self.design.references], test, "test")
         if self.quantized:
             self._evaluate("quantized", self.design.endpoints, test, "test")
         self.store.set(ended=True)

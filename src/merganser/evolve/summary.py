@@ -132,7 +132,7 @@ def convergence(study: Study) -> dict[str, tuple[float, ...]]:
         generations: dict[int, list[float]] = {}
         for trial in study.trials():
             values = generations.setdefault(trial.generation or 0, [])
-            if trial.valid:
+            if trial.may_win:
                 values.append(trial.objectives[objective.name])
         for values in generations.values():
             best = better([*values, *([] if best is None else [best])], default=None)

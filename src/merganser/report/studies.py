@@ -54,9 +54,11 @@ def show(page: Page, study: Study) -> None:
     """Add winners with unbiased scores, convergence, Pareto front, estimator error, transfer, cost, every trial."""
     summary = summarize(study)
     design = study.design
+    for sentence in summary.verdicts.values():
+        page.text(sentence)
     page.text(
-        f"{design.search.algorithm} over {len(design.search_space.variables)} variables; "
-        f"{sum(summary.states.values())} trials, {summary.states['failed']} failed, "
+        f"{sum(summary.states.values())} trials by {design.search.algorithm} over "
+        f"{len(design.search_space.variables)} variables, {summary.states['failed']} failed, "
         f"{summary.states['infeasible']} outside the constraints.\n\n"
         "A winner's estimated value is optimistic, since it won by it. Its score is the one on the test items, which "
         "neither the search nor the calibration of the estimator has seen.",
@@ -99,7 +101,6 @@ def _cost(page: Page, cost: StudyCost) -> None:
 
 def _winners(page: Page, study: Study, summary: Summary) -> None:
     page.heading("Winners on unseen items")
-    measures = sorted({measure for winner in summary.winners for measure in winner.test})
     models = [*((_name(winner.trial), winner) for winner in summary.winners), *tested_endpoints(summary)]
     scores = dict.fromkeys(score for winner in summary.winners for score in winner.intervals)
     for score in list(scores)[:MEASURES]:
@@ -107,12 +108,13 @@ def _winners(page: Page, study: Study, summary: Summary) -> None:
         dots = [Dot(name, found.value, found.low, found.high) for name, found in known]
         page.chart(dot_plot(dots, score, caption=f"{score} on unseen items, with 95 % intervals."))
     sums = [o.name for o in study.design.objectives if o.measures != {o.name: 1.0}]
+    measures = list(dict.fromkeys(measure for o in study.design.objectives for measure in o.measures))
     rows = [[name, *_scores(tested, sums, measures)] for name, tested in models]
     columns = ["model", *(column for name in [*sums, *measures] for column in (name, f"± {name}"))]
     counts = {m: n for winner in summary.winners for m, n in winner.items.items()}
-    items = ", ".join(f"{count} of {measure}" for measure, count in sorted(counts.items()) if "." not in measure)
+    items = ", ".join(f"{counts[measure]} of {measure}" for measure in measures if measure in counts)
     page.table(columns, rows, f"Means and standard errors over the test items: {items or 'not tested yet'}")
-    for sentence in (*summary.verdicts.values(), *summary.biases.values()):
+    for sentence in summary.biases.values():
         page.text(sentence)
     for label, error in summary.untested.items():
         page.text(f"{label} could not be asked the test items, so it is not compared: {error}")
@@ -211,7 +213,7 @@ def _trials(page: Page, study: Study) -> None:
     rows = [
         [
             f"{t.generation}:{t.position}",
-            t.state,
+            "stopped" if t.stopped is not None else t.state,
             *(t.objectives.get(name, "") for name in objectives),
             *((t.values or {}).get(name, "") for name in names),
             t.seconds,
