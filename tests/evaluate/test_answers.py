@@ -22,6 +22,10 @@ REPLIES = [json.loads(line) for line in (Path(__file__).parent / "replies.jsonl"
 #: What is misjudged: without a mark the last number counts, and it is not always the answer.
 MISSES = {
     "x = 2 or x = 3",
+    "$x = 3$ and $y = 4$",
+    "Answer: 3 hours and 20 minutes, i.e. 200 minutes",
+    "She paid three quarters of $80, that is sixty dollars.",
+    "They each get four slices of the 12.",
     "I need 18 more, since 2 of the 20 are done.",
     "It takes 18 days with 3 workers.",
     "She will be 30 years old in 2030.",

@@ -404,7 +404,16 @@ def test_answers_without_a_number_are_refused(tmp_path):
 def test_labels_beyond_the_models_classes_are_a_fault_of_the_file(llamas, model):
     texts = Classification([{"text": "w1", "label": 10_000}], str(llamas / "base"))
     with pytest.raises(InputError, match="record 0: the label 10000 is not one of the model's"):
+        texts(classifier(model), [0])
+    with pytest.raises(InputError, match="LlamaForCausalLM: kind classification asks a sequence classifier"):
         texts(model, [0])
+
+
+def classifier(model):
+    """Return a module with two logits for each text."""
+    module = torch.nn.Linear(1, 1)
+    module.forward = lambda **batch: types.SimpleNamespace(logits=model(**batch).logits[:, -1, :2])
+    return module
 
 
 def test_a_reply_must_be_right_and_in_the_language(letters, monkeypatch):

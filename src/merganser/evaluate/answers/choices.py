@@ -14,7 +14,7 @@ _PREFIX = r"(?:option|choice|answer|opci[oó]n|option|antwort|选项|選択肢)?
 _CONCLUDED = re.compile(
     r"\b(?:therefore|thus|hence|so|it'?s|must be|say|choose|pick|select|go with|going with)\b[\s,:]*"
     r"(?:(?:the answer|it|that)?\s*(?:is|must be|leaves)\s+)?(?:option\s+)?"
-    r"[(\[\"'*]*([a-z])[)\]\"'*]*\s*(?:[.,;!\n]|$)",
+    r"[(\[\"'*]*([a-z])[)\]\"'*]*\s*(?:[.,;!\n(]|$)",
     re.I,
 )
 #: Several letters at once are no choice.
@@ -43,14 +43,12 @@ def find_choice(reply: str, options: Sequence[str] = (), count: int | None = Non
         found = _leading(part, letters) or _named(part, letters, last=False) or _repeated(part, options)
         if found:
             return found
+    if concluded := _concluded(text, letters):
+        return concluded
     if _UNDECIDED.search(text):
         return None
     return (
-        _concluded(text, letters)
-        or _leading(text, letters)
-        or _named(text, letters, last=True)
-        or _repeated(text, options)
-        or _alone(text, letters)
+        _leading(text, letters) or _named(text, letters, last=True) or _repeated(text, options) or _alone(text, letters)
     )
 
 
@@ -129,14 +127,21 @@ def _repeated(text: str, options: Sequence[str]) -> str | None:
     """Return the option a reply begins with, or the only one it contains; the longest of nested options."""
     said = _words(text)
     known = {_words(option): letter for letter, option in zip(LETTERS, options, strict=False)}
-    held = [words for words in known if words.strip() and words in said]
+    held = [words for words in known if words.strip() and _affirmed(words, said)]
     first = [words for words in held if said.startswith(words)]
     longest = max(first or held, key=len, default="")
     return known[longest] if longest and (first or all(words in longest for words in held)) else None
 
 
+def _affirmed(words: str, said: str) -> bool:
+    """Return whether a text has these words at least once without denying them, as in "Paris, not London"."""
+    return any(not is_denied(said, match.start() + 1) for match in re.finditer(re.escape(words), said))
+
+
 def _words(text: str) -> str:
-    return " " + re.sub(r"[\W_]+", " ", normalize(text).casefold()).strip() + " "
+    """Return the words of a text between single spaces, without an article at the beginning."""
+    plain = re.sub(r"[\W_]+", " ", normalize(text).casefold()).strip()
+    return f" {re.sub(r'^(?:the|an?) ', '', plain)} "
 
 
 def _denied(text: str, start: int, end: int) -> bool:

@@ -16,9 +16,16 @@ _EQUATION = re.compile(r"[^=\n]*=")
 #: What may precede the equals sign of an answer written as an equation.
 _TERMS = re.compile(r"(?:[\d\s.,:+\-*/×÷^()$€£¥%{}\[\]°]|\b[a-zA-Z]\b|\\\w+)*")
 #: A calculation in brackets after its result, as in `15 apples (5 + 10)`.
-_ASIDE = re.compile(r"(\d[^\d\n().]{0,24})\([\d\s.,+\-*/×÷=$€£%]*[+*/×÷=][\d\s.,+\-*/×÷=$€£%]*\)")
+_ASIDE = re.compile(r"(\d[^\d\n().]{0,24}\.?\s?)\([\d\s.,+\-*/×÷=$€£%]*[+*/×÷=][\d\s.,+\-*/×÷=$€£%]*\)")
+#: Numbers of a list's entries and of steps.
+_ENTRIES = re.compile(r"^\s*(?:\W*step\s+)?(\d{1,2})(?:[.)](?=\s+\D)|:)", re.IGNORECASE | re.MULTILINE)
+#: What follows an answer: a check of it, a note, an offer of help.
+_AFTERTHOUGHT = re.compile(
+    r"(?:^|\n)\W*(?:(?:check|note|verification|proof)\W*:|let me know|feel free).*", re.IGNORECASE | re.DOTALL
+)
 #: Where an explanation begins after an answer.
 _CLAUSE = re.compile(r",\s|\s[a-zA-Z]{3,}")
+_ADJECTIVE = re.compile(r"-[a-z]{2}")
 _FEW_WORDS = 4
 #: A reference of more words is a worked solution, not a formula.
 _MANY_WORDS = 8
@@ -80,8 +87,16 @@ def _readings(text: str) -> tuple[Reading, ...]:
     for part in find_bold(plain):
         if len(_words(part)) <= _FEW_WORDS and (found := _first(part)):
             return found
-    alone = _ASIDE.sub(r"\1", plain).strip(" \n.$")
-    return as_tuple(alone) or _read(alone.strip("()[]{}"), last=True)
+    alone = _ASIDE.sub(r"\1", _without_entries(plain)).strip(" \n.$")
+    before = _AFTERTHOUGHT.sub("", alone)
+    return as_tuple(alone) or _read(before.strip("()[]{}"), last=True) or _read(alone.strip("()[]{}"), last=True)
+
+
+def _without_entries(text: str) -> str:
+    """Return a text without the numbers of its list or steps, if they count up from 1."""
+    numbers = [int(match[1]) for match in _ENTRIES.finditer(text)]
+    counts = len(numbers) > 1 and numbers == list(range(1, len(numbers) + 1))
+    return _ENTRIES.sub("", text) if counts else text
 
 
 def _first(part: str) -> tuple[Reading, ...]:
@@ -96,6 +111,8 @@ def _first(part: str) -> tuple[Reading, ...]:
 def _read(text: str, *, last: bool) -> tuple[Reading, ...]:
     """Return the readings of a list, else of the first or the last number that the text does not deny."""
     quantities = [each for each in find_quantities(text) if not is_denied(text, each.start)]
+    if last:  # "5-day" and "3-hour" say what something is like, not how much it is
+        quantities = [each for each in quantities if not _ADJECTIVE.match(text, each.end)] or quantities
     if not quantities:
         return () if find_quantities(text) else read_words(text)
     return as_list(text, quantities) or quantities[-1 if last else 0].readings

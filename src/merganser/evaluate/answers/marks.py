@@ -24,11 +24,11 @@ _THOUGHTS_END = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORE
 _THOUGHTS = re.compile(r"\s*<(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _TAGGED = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.IGNORECASE | re.DOTALL)
 _DENIAL = re.compile(
-    r"(?:\bnot|n't|neither|nor|rather than|instead of|except)\s*(?:the\s+)?(?:option\s*)?[$(\[]*$", re.I
+    r"(?:\bnot|n't|neither|nor|rather than|instead of|except|unlike)\s*(?:the\s+)?(?:option\s*)?[$(\[]*$", re.I
 )
 _DENIAL_LENGTH = 40
 _HASHES = re.compile(r"####\s*([^\n]*)")
-_BOLD = re.compile(r"\*\*([^*\n]{1,60})\*\*")
+_BOLD = re.compile(r"(\*\*|__)([^*\n]{1,60}?)\1")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
 
 
@@ -90,7 +90,7 @@ def is_denied(text: str, start: int) -> bool:
 
 def find_bold(text: str) -> list[str]:
     """Return text in bold, the last first, without headings (which end in a colon)."""
-    return [found for match in reversed(list(_BOLD.finditer(text))) if not (found := match[1].strip()).endswith(":")]
+    return [found for match in reversed(list(_BOLD.finditer(text))) if not (found := match[2].strip()).endswith(":")]
 
 
 def _boxed(text: str) -> list[str]:

@@ -32,11 +32,14 @@ def normalize(text: str) -> str:
     text = unicodedata.normalize("NFKC", text.translate(_SIGNS).translate(_MINUS)).translate(_SPACES)
     text = "".join(str(unicodedata.digit(c)) if unicodedata.category(c) == "Nd" else c for c in text.translate(_SIGNS))
     text = re.sub(r"[\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069]", "", text)
+    text = _MILLIONS.sub(lambda match: f"{match[1]} {'million' if match[2] else 'billion'}", text)
     return _plain_latex(_AND_A_HALF.sub(" 1/2", _SPOKEN_MINUS.sub("-", text)))
 
 
 #: A sign in words; after a number, "minus" is a subtraction.
 _SPOKEN_MINUS = re.compile(r"(?<![\d%)\]]\s)\b(?:minus|negative)\s+(?=[$€£¥]?\d)", re.IGNORECASE)
+#: Amounts of money such as `$5M`; elsewhere the letters may be units.
+_MILLIONS = re.compile(r"([$€£¥₹]\s?\d[\d.,]*)\s?(?:([Mm]n?)|(?:B|bn))\b")
 _AND_A_HALF = re.compile(r"(?<=\d) and (?:a|one)[ -]half\b", re.IGNORECASE)
 
 

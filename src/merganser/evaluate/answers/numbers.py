@@ -33,7 +33,8 @@ _PLAIN = r"(?:\d{1,3}(?:[.,' ]\d{3})+(?![\d])(?:[.,]\d+)?|\d+(?:[.,]\d+)*|\.\d+)
 _SCALE = r"(?:\s?(?:" + "|".join(sorted(map(re.escape, _SCALES), key=len, reverse=True)) + r")(?![a-zA-Z]))"
 _QUANTITY = re.compile(
     rf"""
-    (?<![\w^.,±]) (?<!±\s) (?P<sign>(?:(?<![\d)\]%]\s)(?<![\d)\]%])-\s?)?) (?P<currency>{_CURRENCY}\s?)? (?P<inner>-?)
+    (?<![A-Za-z0-9_^.,±]) (?<!±\s)
+    (?P<sign>(?:(?<![\d)\]%]\s)(?<![\d)\]%])-\s?)?) (?P<currency>{_CURRENCY}\s?)? (?P<inner>-?)
     (?:
         (?P<clock>\d{{1,2}}:\d{{2}}(?::\d{{2}})?)(?:\s?(?P<half>[aApP]\.?[mM]\b\.?))?
       | (?P<ratio>\d+(?::|\s:\s)\d+)(?!\d)
@@ -54,7 +55,7 @@ _TUPLE = re.compile(rf"[(\[]\s*({_ENTRY}(?:\s*,\s*{_ENTRY})+)\s*[)\]]")
 _THOUSANDS = re.compile(r".\d{1,3}(?:,\d{3})+.")
 #: A number beside a root or π is part of a formula.
 _FACTOR_BEFORE, _FACTOR_AFTER = re.compile(r"(?:√|\\sqrt)\s*[{(]?\s*$"), re.compile(r"\s?(?:π|√|\\pi\b|\\sqrt)")
-_COMMA = re.compile(r"\s*(?:,|;|and|und|y|et)\s*", re.IGNORECASE)
+_COMMA = re.compile(r"\s*(?:,|;|and|or|und|oder|y|et|ou)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

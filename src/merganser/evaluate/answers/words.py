@@ -15,6 +15,7 @@ _LARGE = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6}
 _PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5}
 _PART = rf"(?P<part>{'|'.join(_PARTS)})s?"
 _PART_ALONE = re.compile(rf"(?:an?\s+)?{_PART}(?:\s+of\s+.*)?", re.IGNORECASE)
+_NOTHING = re.compile(r"\b(?:none|nothing|no\s[a-z]+)\s(?:is\s|are\s)?(?:left|remain)", re.IGNORECASE)
 _WORD = "|".join(sorted([*_SMALL, *_LARGE], key=len, reverse=True))
 _RUN = re.compile(
     rf"(?P<minus>\b(?:minus|negative)\s+)?\b(?P<whole>(?:{_WORD})(?:[\s-]+(?:and\s+)?(?:{_WORD}))*)\b"
@@ -40,6 +41,8 @@ def read_words(text: str) -> tuple[Fraction, ...]:
     """
     found = list(_RUN.finditer(text))
     if not found:
+        if _NOTHING.search(text):
+            return (Fraction(0),)
         part = _PART_ALONE.fullmatch(text.strip(" \n.!"))
         return (Fraction(1, _PARTS[part["part"].lower()]),) if part else ()
     run = found[-1]
