@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import merganser as mg
+from merganser.engine.disk import Disk
+from merganser.engine.lock import Lock
 from merganser.methods import registry
 from merganser.methods.base import Method
 from merganser.methods.parameters import param
@@ -84,6 +88,22 @@ def test_a_chat_template_from_elsewhere_is_refused(tmp_path):
         Roots([tmp_path / "in"]).load(document)
     for known in ("chatml", "{{ messages }}"):
         Roots([tmp_path / "in"]).load(document | {"output": {"chat_template": known}})
+
+
+def test_the_base_that_an_adapter_names_is_looked_for_in_the_folder(client, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (folder / "lora").mkdir()
+    config = {"peft_type": "LORA", "base_model_name_or_path": "base", "r": 1, "lora_alpha": 1, "target_modules": []}
+    (folder / "lora" / "adapter_config.json").write_text(json.dumps(config))
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    hidden = mg.open(folder / "base").spec("model.layers.0.self_attn.q_proj.weight").shape
+    factors = {f"{name}.lora_A.weight": torch.ones(1, hidden[1]), f"{name}.lora_B.weight": torch.ones(hidden[0], 1)}
+    save_file(factors, folder / "lora" / "adapter_model.safetensors")
+    found = client.get("/api/difference", params={"first": "base", "second": "lora"})
+    changed = [e["name"] for e in events(found) if e["event"] == "tensor" and e["distance"]]
+    assert changed == ["model.layers.0.self_attn.q_proj.weight"]
+    (item,) = [i for i in client.get("/api/home").json()["items"] if i["path"] == "lora"]
+    assert item["kind"] == "adapter"
 
 
 def test_a_checkpoint_and_its_difference_from_another(client, folder):
@@ -188,6 +208,18 @@ def test_a_study_with_its_winner(client):
     assert interval["low"] <= interval["value"] <= interval["high"]
 
 
+def test_a_study_runs_as_long_as_a_process_works_on_it(client, folder):
+    def runs():
+        return client.get("/api/study", params={"path": "study.sqlite"}).json()["running"]
+
+    assert not runs()
+    lock = Lock(folder / "study.sqlite", Disk())
+    assert runs()
+    lock.leave()  # as a killed process leaves it: the file is there, and nobody holds it
+    assert not runs()
+    assert lock.path.exists()
+
+
 def test_a_library_and_its_budgets(client, folder):
     found = client.get("/api/library", params={"path": "library"}).json()
     assert [expert["name"] for expert in found["experts"]] == ["math", "code"]
@@ -242,10 +274,18 @@ def test_a_sentence_finds_its_experts(client):
 
 
 @pytest.mark.parametrize(
-    "path", ["/api/checkpoint?path=nothing", "/api/study?path=base", "/api/jobs/none", "/api/library?path=math"]
+    "path",
+    [
+        "/api/checkpoint?path=nothing",
+        "/api/study?path=base",
+        "/api/jobs/none",
+        "/api/library?path=math",
+        "/api/recipe?path=nothing.yml",
+        "/api/recipe?path=base/model.safetensors",
+    ],
 )
 def test_errors_are_sentences(client, path):
     found = client.get(path)
     assert found.status_code == 422
-    assert "Traceback" not in found.json()["error"]
+    assert not re.search("Traceback|Errno|codec", found.json()["error"])
     assert found.json()["error"]

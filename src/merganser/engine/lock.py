@@ -19,6 +19,11 @@ from merganser.errors import InputError
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF)
 
 
+def lock_file(out: Path) -> Path:
+    """Return the file beside an output that its lock is on."""
+    return out.with_name(f".{out.name}.lock")
+
+
 class Lock:
     """A lock on `out`, acquired on construction; in `file`, which stays, or else in one beside `out`.
 
@@ -26,7 +31,7 @@ class Lock:
     """
 
     def __init__(self, out: Path, disk: Disk, file: Path | None = None) -> None:
-        self.path = file or out.with_name(f".{out.name}.lock")
+        self.path = file or lock_file(out)
         self._stays = file is not None
         self._owner = self.path.with_suffix(".owner")
         self._out = out

@@ -97,8 +97,10 @@ class Studio:
         beside = self._roots.show(file.parent)
         try:
             text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: cannot be read: {error}") from None
+        except OSError as error:
+            raise InputError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
+        except UnicodeDecodeError:
+            raise InputError(f"{path}: this is not UTF-8 text") from None
         return views.read_recipe(self._roots, text, beside) | {"beside": beside}
 
     def check_recipe(self, body: RecipeBody) -> Any:

@@ -12,7 +12,8 @@ from typing import Any
 
 from merganser.checkpoints.safetensors_file import DTYPES
 from merganser.engine.origin import LOCK_FILE
-from merganser.strict_json import parse_json, read_json
+from merganser.strict_json import parse_json
+from merganser.studio.files import read_object
 from merganser.studio.questions import guess_kind
 from merganser.studio.roots import Outside, Roots
 
@@ -124,11 +125,12 @@ def _item(roots: Roots, kind: str, path: Path, counted: list[Path], files: dict[
 
 def _facts(kind: str, counted: list[Path], files: dict[str, Path]) -> dict[str, Any]:
     if kind in ("checkpoint", "adapter"):
-        return _weights(counted) | _config(files.get("config.json")) | ({"merged": True} if LOCK_FILE in files else {})
+        merged = {"merged": True} if kind == "checkpoint" and LOCK_FILE in files else {}
+        return _weights(counted) | _config(files.get("config.json")) | merged
     if kind == "questions":
         return {"kind": guess_kind(counted[0])}
     if kind == "library" and "library.json" in files:
-        experts = _object(files["library.json"]).get("experts")
+        experts = read_object(files["library.json"]).get("experts")
         return {"experts": list(experts) if isinstance(experts, dict) else []}
     return {}
 
@@ -137,7 +139,7 @@ def _config(path: Path | None) -> dict[str, Any]:
     """Return what a config says about the network; `live` if it can generate text in the mixer."""
     if path is None:
         return {}
-    config = _object(path)
+    config = read_object(path)
     names = config.get("architectures") or [""]
     name = names[0] if isinstance(names, list) and isinstance(names[0], str) else ""
     found = {"architecture": name, "layers": config.get("num_hidden_layers"), "live": name.endswith("ForCausalLM")}
@@ -175,14 +177,6 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
             length = int.from_bytes(file.read(8), "little")
             found = parse_json(file.read(length)) if length <= _HEADER_LIMIT else {}
             room = path.stat().st_size - 8 - length
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return {}, 0
     return (found, room) if isinstance(found, dict) else ({}, 0)
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

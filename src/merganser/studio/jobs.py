@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -18,6 +17,7 @@ from typing import Any, Literal
 
 from merganser.errors import InputError
 from merganser.strict_json import parse_json, read_json
+from merganser.studio.files import is_locked, read_object
 
 JobStatus = Literal["starting", "running", "done", "failed", "cancelled", "interrupted"]
 #: Seconds until a job whose process never started counts as interrupted.
@@ -108,7 +108,7 @@ class Jobs:
         """
         directory = self._directory(name)
         record: dict[str, Any] = read_json(directory / "job.json")
-        ended = _read(directory / "exit.json")
+        ended = read_object(directory / "exit.json")
         events = _events(directory / "events.jsonl")
         progress = next((e for e in reversed(events) if "total" in e and "done" in e), None)
         error = next((e["message"] for e in reversed(events) if e.get("event") == "error"), None)
@@ -128,7 +128,7 @@ class Jobs:
             if ended["code"] == 0:
                 return "done"
             return "cancelled" if (directory / "cancelled").exists() else "failed"
-        if _held(directory / "lock"):
+        if is_locked(directory / "lock"):
             return "running"
         fresh = time.time() - record.get("resumed", record["created"]) < PATIENCE
         return "starting" if fresh and not (directory / "lock").exists() else "interrupted"
@@ -155,7 +155,7 @@ class Jobs:
             return self.describe(name)
         # The runner looks for the file once it holds the lock: if it does not hold it yet, it starts nothing.
         (directory / "cancelled").touch()
-        if _held(directory / "lock"):
+        if is_locked(directory / "lock"):
             with contextlib.suppress(ProcessLookupError, ValueError, FileNotFoundError):
                 os.killpg(int((directory / "process").read_text(encoding="ascii")), signal.SIGINT)
         return self.describe(name)
@@ -190,28 +190,6 @@ class Jobs:
         if not name.replace("-", "").isalnum() or not (directory / "job.json").is_file():
             raise InputError(f"no such job: {name}")
         return directory
-
-
-def _held(lock: Path) -> bool:
-    """Return whether a living process holds a lock; the system releases the locks of killed processes."""
-    try:
-        handle = os.open(lock, os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
-
-
-def _read(path: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        found = read_json(path)
-        return found if isinstance(found, dict) else {}
-    return {}
 
 
 def _tail(path: Path) -> str:

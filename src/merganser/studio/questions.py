@@ -35,7 +35,7 @@ def guess_kind(path: Path) -> str | None:
     try:
         with path.open(encoding="utf-8") as file:
             record = parse_json(file.readline(_LINE_LIMIT))
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return None
     fields = set(record) if isinstance(record, dict) else set()
     return next((kind for kind, needed in KINDS.items() if needed <= fields), None)

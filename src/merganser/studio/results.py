@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from merganser.engine.lock import lock_file
 from merganser.errors import InputError
+from merganser.studio.files import is_locked
 from merganser.studio.roots import Roots
 
 if TYPE_CHECKING:
@@ -21,7 +23,8 @@ def show_study(roots: Roots, path: str) -> dict[str, Any]:
     from merganser.evolve.study import Study
     from merganser.evolve.summary import compared, convergence, unseen_intervals
 
-    study = Study.open(roots.find(path), readonly=True)
+    file = roots.find(path)
+    study = Study.open(file, readonly=True)
     try:
         design, trials = study.design, study.trials()
         valid = [trial for trial in trials if trial.valid]
@@ -34,6 +37,7 @@ def show_study(roots: Roots, path: str) -> dict[str, Any]:
             "variables": [variable.name for variable in design.search_space.variables],
             "total": design.search.trials,
             "ended": study.ended,
+            "running": is_locked(lock_file(file)),
             "failure": study.failure,
             "seconds_left": forecast.seconds,
             "trials": [_trial(trial) for trial in trials],

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from merganser.checkpoints.kinds import ADAPTER_CONFIG, is_adapter
 from merganser.checkpoints.references import parts
 from merganser.confine import confine
 from merganser.errors import CheckpointError, InputError
+from merganser.studio.files import read_object
 
 if TYPE_CHECKING:
     from merganser.checkpoints.base import Checkpoint
@@ -72,8 +74,15 @@ class Roots:
 
     def locate(self, reference: str) -> str:
         """Return a checkpoint reference (`model`, `model+adapter`) with absolute paths inside the directories."""
-        found = parts(reference, self._exists)
-        return "+".join(str(self.find(part)) for part in found)
+        return "+".join(map(str, self._parts(reference)))
+
+    def _parts(self, reference: str) -> list[Path]:
+        """Return the paths of a reference. The base that an adapter names is looked for where jobs look for it, in the
+        first directory.
+        """
+        found = [self.find(part) for part in parts(reference, self._exists)]
+        base = _base_of(found[0])
+        return [self.find(base), *found] if base and self._exists(base) else found
 
     def _exists(self, part: str) -> bool:
         try:
@@ -85,14 +94,14 @@ class Roots:
         """Open a checkpoint inside the directories; one whose files are unchanged is opened once."""
         from merganser.checkpoints.opening import open as open_checkpoint
 
-        found = parts(reference, self._exists)
-        place = "+".join(str(self.find(part)) for part in found)
+        found = self._parts(reference)
+        place = "+".join(map(str, found))
         known = self._opened.get(place)
         if known is None or known[1] != _stamp(known[1]):
             fresh = open_checkpoint(place)
             for file in fresh.files():
                 self.find(str(file))
-            paths = [path for part in found for path in _with_content(self.find(part))]
+            paths = [path for part in found for path in _with_content(part)]
             self._opened[place] = known = fresh, _stamp([*paths, *fresh.files()])
         return known[0]
 
@@ -129,6 +138,14 @@ class Roots:
                 if entry.recipe.root is not None:
                     self.find(str(entry.recipe.root))
                 self._check(entry.recipe)
+
+
+def _base_of(path: Path) -> str | None:
+    """Return the base that the directory of an adapter names; None if it is no adapter."""
+    if not is_adapter(path):
+        return None
+    base = read_object(path / ADAPTER_CONFIG).get("base_model_name_or_path")
+    return base if isinstance(base, str) else None
 
 
 def _with_content(path: Path) -> list[Path]:
