@@ -1,6 +1,7 @@
 // Pictures: SVG lines and points, canvas heat maps. Each has a text that says what it shows.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { ends, number } from "./format.js";
+import { Breakable } from "./ui.jsx";
 
 export const SERIES = ["var(--s0)", "var(--s1)", "var(--s2)", "var(--s3)", "var(--s4)", "var(--s5)"];
 const H = 250, L = 64, R = 12, T = 24, B = 34;
@@ -30,9 +31,11 @@ const decades = (low, high) => {
   const all = high - low > 2 ? powers : powers.flatMap((p) => [p, 2 * p, 5 * p]);
   return all.filter((v) => Math.log10(v) >= low && Math.log10(v) <= high);
 };
-/** The labels of ticks, without decimals that are zero in all of them. */
+/** The labels of ticks, with equally many decimals, and without those that are zero in all of them. */
 const labelled = (values, format) => {
+  const most = (texts) => Math.max(0, ...texts.map((t) => t.match(/\.(\d+)/)?.[1].length ?? 0));
   let texts = values.map(format);
+  texts = texts.map((t, i) => (/^-?\d+(\.\d+)?$/.test(t) ? values[i].toFixed(most(texts)) : t));
   while (texts.length && texts.every((t) => /\.\d*0(?!\d)/.test(t))) texts = texts.map((t) => t.replace(/(\.\d*?)0(?!\d)/, "$1").replace(/\.(?!\d)/, ""));
   return texts;
 };
@@ -63,13 +66,14 @@ export function Chart({ series: given, x = "", y = "", title, mark, log = false,
     set(best);
   };
   const heights = log ? decades(y0, y1) : ticks(y0, y1, 6), texts = labelled(heights, format);
+  const across = ticks(x0, x1, W < 500 ? 4 : 7, shown.every((s) => s.x.every(Number.isInteger))), below = labelled(across, (v) => number(v, 4));
   const color = (s, i) => s.color ?? SERIES[i % SERIES.length];
   return (
     <figure class="chart" ref={place}>
       <svg viewBox={`0 0 ${W} ${H}`} role="img" aria-label={`${title}. ${shown.map((s) => `${s.name}: ${s.y.length} points`).join("; ")}`} onMouseMove={move} onMouseLeave={() => set(null)}>
         {heights.map((v, i) => <g key={v}><line class="grid" x1={L} x2={W - R} y1={py(v)} y2={py(v)} /><text x={L - 8} y={py(v) + 4} text-anchor="end">{texts[i]}</text></g>)}
         <text x={0} y={11} class="axis">{y}</text>
-        {ticks(x0, x1, W < 500 ? 4 : 7, shown.every((s) => s.x.every(Number.isInteger))).map((v) => <text key={v} x={px(v)} y={H - B + 16} text-anchor="middle">{number(v, 4)}</text>)}
+        {across.map((v, i) => <text key={v} x={px(v)} y={H - B + 16} text-anchor="middle">{below[i]}</text>)}
         <text x={(L + W - R) / 2} y={H - 3} text-anchor="middle" class="axis">{x}</text>
         {mark != null && <line class="mark" x1={px(mark)} x2={px(mark)} y1={T} y2={H - B} />}
         {shown.map((s, i) => (
@@ -155,10 +159,10 @@ export function HeatMap({ values, rows, columns, title, low, high, onPick, forma
           <div class="heat-frame">
             <canvas ref={canvas} tabindex="0" role="img" aria-label={`${title}. ${tall} rows, ${wide} columns${told ? `. ${told}` : ""}`} style={{ width: `${wide * w}px`, height: `${tall * h}px`, cursor: onPick ? "pointer" : "default" }}
               onMouseMove={(e) => set(find(e))} onMouseLeave={() => set(null)} onClick={(e) => { const f = find(e); if (f) onPick?.(...f); }} onKeyDown={walk} />
-            {marks.map(([i, j, letter]) => <b key={letter} class="heat-mark" aria-hidden="true" style={{ left: `${(j + 0.5) * w}px`, top: `${(i + 0.5) * h}px` }}>{letter}</b>)}
+            {marks.map(([i, j, letter]) => <b key={letter} class="heat-mark" aria-hidden="true" style={{ left: `${j * w + Math.min(w / 2, 9)}px`, top: `${i * h + Math.min(h / 2, 9)}px` }}>{letter}</b>)}
             {at && <i class="heat-cell" style={{ left: `${at[1] * w}px`, top: `${at[0] * h}px`, width: `${w}px`, height: `${h}px` }} />}
           </div>
-          {labels && <><span /><div class={`heat-columns ${columns.every((c) => c.split(/(?<=[._\s])/).every((part) => 6.6 * part.length <= w)) ? "flat" : ""}`} style={{ gridTemplateColumns: `repeat(${wide}, ${w}px)` }}>{columns.map((c) => <span key={c} title={c}>{breakable(c)}</span>)}</div></>}
+          {labels && <><span /><div class={`heat-columns ${columns.every((c) => c.split(/(?<=[._\s])/).every((part) => 6.6 * part.length <= w)) ? "flat" : ""}`} style={{ gridTemplateColumns: `repeat(${wide}, ${w}px)` }}>{columns.map((c) => <span key={c} title={c}><Breakable text={c} /></span>)}</div></>}
         </div>
       </div>
       <figcaption>
@@ -170,8 +174,6 @@ export function HeatMap({ values, rows, columns, title, low, high, onPick, forma
   );
 }
 
-/** A name that may be broken after its dots and underscores. */
-const breakable = (text) => text.replace(/(?<=[._])/g, "\u200b");
 /** A name that keeps its end, where names of one kind differ. */
 const shorten = (text, most) => (text.length > most ? `…${text.slice(1 - most)}` : text);
 

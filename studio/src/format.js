@@ -17,7 +17,7 @@ export const number = (x, digits = 3) => {
   return size >= 1e6 ? near.toExponential().replace("+", "") : size >= 1e3 ? near.toLocaleString("en") : near.toString();
 };
 /** A score, with as many digits as the others beside it. */
-export const score = (x) => (x == null || Math.abs(x) >= 10 ? number(x, 4) : x.toFixed(3));
+export const score = (x) => (x == null || Math.abs(x) >= 1e3 ? number(x, 4) : Math.abs(x) >= 10 ? x.toPrecision(4) : x.toFixed(3));
 export const percent = (x, digits = 0) => (x == null ? "–" : `${(100 * x).toFixed(digits)} %`);
 export const duration = (seconds) => {
   if (seconds == null) return "";

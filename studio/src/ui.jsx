@@ -1,5 +1,6 @@
 // Small parts that every screen is made of.
-import { useEffect, useId, useMemo, useState } from "preact/hooks";
+import { Fragment } from "preact";
+import { useEffect, useId, useMemo, useRef, useState } from "preact/hooks";
 import { get } from "./api.js";
 import { score } from "./format.js";
 
@@ -15,6 +16,8 @@ export const Busy = ({ children = "Loading…" }) => <p class="busy" role="statu
 export const Badge = ({ kind = "", children }) => <span class={`badge ${kind}`}>{children}</span>;
 export const Button = ({ kind = "", ...rest }) => <button type="button" class={`button ${kind}`} {...rest} />;
 
+/** A name that may be broken after its dots and underscores, and is copied as it is. */
+export const Breakable = ({ text }) => text.split(/(?<=[._])/).map((part, i) => <Fragment key={i}>{i > 0 && <wbr />}{part}</Fragment>);
 /** A text with `code` in it. */
 export const Prose = ({ text }) => text.split("`").map((part, i) => (i % 2 ? <code key={i}>{part}</code> : part));
 
@@ -98,7 +101,7 @@ export function Table({ columns, rows, caption }) {
           <th key={c} class={typeof (rows[0]?.[i]?.sort ?? rows[0]?.[i]) === "number" ? "num" : ""} aria-sort={order?.by === i ? (order.sign > 0 ? "ascending" : "descending") : undefined}>
             <button type="button" onClick={() => set({ by: i, sign: order?.by === i ? -order.sign : 1 })}>{c}</button>
           </th>))}</tr></thead>
-        <tbody>{sorted.map((row, i) => <tr key={i}>{row.map((cell, j) => <td key={j} class={typeof (cell?.sort ?? cell) === "number" ? "num" : !j && String(cell).length > 16 ? "name" : ""}>{cell?.sort !== undefined ? cell.show : cell}</td>)}</tr>)}</tbody>
+        <tbody>{sorted.map((row, i) => <tr key={i}>{row.map((cell, j) => <td key={j} class={typeof (cell?.sort ?? cell) === "number" ? "num" : !j && String(cell).length > 16 ? "name" : ""}>{cell?.sort !== undefined ? cell.show : !j && typeof cell === "string" ? <Breakable text={cell} /> : cell}</td>)}</tr>)}</tbody>
       </table>
     </div>
   );
@@ -132,3 +135,18 @@ export const Picker = ({ label, chosen, onInput, items, most = 8 }) => (
     {!items.length && <p class="muted">None in this folder.</p>}
   </fieldset>
 );
+/** A base and its experts: the family of the folder until the user chooses, which a late answer does not replace. */
+export function useFamily(most) {
+  const [chosen, set] = useState({ base: "", experts: [] }), touched = useRef(false);
+  useEffect(() => { family().then(({ base, models }) => base && !touched.current && set({ base, experts: models.slice(0, most) }), () => {}); }, []);
+  return [chosen, (values) => { touched.current = true; set(values); }];
+}
+export function FamilyPicker({ items, chosen: { base, experts }, onInput, most }) {
+  const at = (path) => items.find((item) => item.path === path);
+  return (
+    <>
+      <Select label="Base" value={base} empty="Choose…" options={items.map((item) => item.path)} onInput={(p) => onInput({ base: p, experts: experts.filter((e) => e !== p && alike(at(e), at(p))) })} />
+      <Picker label="Experts" items={items.filter((item) => item.path !== base && alike(item, at(base)))} chosen={experts} onInput={(e) => onInput({ base, experts: e })} most={most} />
+    </>
+  );
+}

@@ -27,6 +27,7 @@ SCREENS = {
     "mixer": "tensors merged again",
     "compare": "Ask all",
     "interference": "Measure",
+    "library": "Build a library",
     "library?path=library": "A smaller budget",
     "evolve?path=study.sqlite": "Winner",
     "landscape": "Draw the line",
@@ -158,12 +159,16 @@ def test_a_recipe_of_mergekit_opens_in_the_mixer_with_its_own_numbers(server, vi
     assert [weights.nth(i).input_value() for i in range(2)] == ["0.7", "0.2"]
 
 
-@pytest.mark.parametrize(("screen", "label"), [("interference", "Base"), ("landscape", "From")])
+@pytest.mark.parametrize(
+    ("screen", "label"), [("interference", "Base"), ("library", "Base"), ("landscape", "From"), ("compare", "Base")]
+)
 def test_a_family_that_is_found_late_does_not_replace_a_choice(server, visit, screen, label):
     page = visit(server)
     held = []
     page.route("**/api/family", lambda route: held.append(route))
     show(page, screen)
+    if screen == "compare":
+        page.get_by_role("button", name="X/Y grid").click()
     choice = page.get_by_label(label, exact=True)
     choice.select_option("code")
     page.wait_for_timeout(100)
@@ -239,6 +244,7 @@ def test_the_form_and_the_text_of_a_recipe_follow_each_other(server, visit):
     page = visit(server)
     show(page, "recipe?path=recipe.yml")
     yaml = page.get_by_label("Recipe as YAML")
+    page.get_by_text("dtype, tokenizer").click()
     page.get_by_label("dtype").select_option("float16")
     page.wait_for_function("() => [...document.querySelectorAll('textarea')].some(t => t.value.includes('float16'))")
     page.get_by_label("Method", exact=True).select_option("iso_cts")

@@ -1,7 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { kept, useKept, useStream } from "../api.js";
 import { HeatMap } from "../charts.jsx";
-import { number } from "../format.js";
+import { number, score } from "../format.js";
 import { useSchema } from "../schema.js";
 import { alike, Busy, Button, Card, Check, Failure, family, Note, Picker, Select, TextField, useItems } from "../ui.jsx";
 import { Asking, Scored, useQuestions, Verdict } from "../questions.jsx";
@@ -34,7 +34,7 @@ export function Compare() {
 
 function Side({ items, chosen, choose, pins, prompt }) {
   const [blind, setBlind] = useState(false);
-  const [order, setOrder] = useState([]);
+  const [order, setOrder] = useState([]), [asking, setAsking] = useState("");
   const [found, set] = useState([]);
   const [votes, setVotes] = useKept("votes", {});
   const [voted, setVoted] = useState(false);
@@ -43,7 +43,7 @@ function Side({ items, chosen, choose, pins, prompt }) {
   const models = [...pins.map((p) => ({ label: p.label, document: p.document })), ...chosen.map((p) => ({ label: p, document: alone(p) }))];
   const run = () => {
     const now = blind ? shuffled(models) : models;
-    setOrder(now); set([]); setVoted(false);
+    setOrder(now); setAsking(prompt.text); set([]); setVoted(false);
     play.start({ documents: now.map((m) => m.document), prompt, compare: true, questions });
   };
   const vote = (label) => { setVoted(true); if (label) setVotes({ ...votes, [label]: (votes[label] ?? 0) + 1 }); };
@@ -61,7 +61,7 @@ function Side({ items, chosen, choose, pins, prompt }) {
       </Card>
       {order.length > 0 && <div class="sides">{order.map((m, i) => (
         <Card key={`${m.label}${i}`} title={blind && !voted ? `Model ${i + 1}` : m.label}>
-          <p class="said">{found[i]?.text}{play.running && !found[i]?.done && <span class="caret" aria-hidden="true" />}</p>
+          <p class="said"><span class="muted">{asking}</span>{found[i]?.text}{play.running && !found[i]?.done && <span class="caret" aria-hidden="true" />}</p>
           {found[i]?.tokens && <details open={!blind}><summary>{i === 0 ? "How sure it is of its own words" : `The words of ${blind && !voted ? "model 1" : order[0].label}, by this model`}</summary>
             <p class="tokens">{found[i].tokens.map(([t, p], k) => <Token key={k} text={t} own={p} first={i ? reference?.[k]?.[1] : undefined} />)}</p>
             <p class="muted">mean log-probability {signed(mean(found[i].tokens))} nats per token{i > 0 && reference ? `, ${signed(mean(found[i].tokens) - mean(reference))} compared with ${blind && !voted ? "model 1" : order[0].label}` : ""}</p></details>}
@@ -143,9 +143,9 @@ function Grid({ items, prompt }) {
       </Card>
       {shown && <Card title="What each says">
         <HeatMap log title={`Perplexity on built-in texts, on a logarithmic scale; ${shown.x} across, ${shown.y} down`} rows={shown.ys.map(String)} columns={shown.xs.map(String)} cell={32} low={losses.length ? Math.min(...losses) : 0}
-          values={shown.ys.map((_, i) => shown.xs.map((_, j) => (at(i, j)?.loss == null ? null : Math.exp(at(i, j).loss))))} format={(v) => number(v, 4)} />
+          values={shown.ys.map((_, i) => shown.xs.map((_, j) => (at(i, j)?.loss == null ? null : Math.exp(at(i, j).loss))))} format={score} />
         <div class="scroll" tabindex="0" role="region" aria-label="Texts over the grid"><table class="grid-table"><thead><tr><th scope="col"><span class="hidden">{shown.y} down, {shown.x} across</span></th>{shown.xs.map((x) => <th key={x} scope="col">{x}</th>)}</tr></thead>
-          <tbody>{shown.ys.map((y, i) => <tr key={y}><th scope="row">{y}</th>{shown.xs.map((x, j) => <td key={x}>{at(i, j)?.text}{at(i, j)?.loss != null && <small class="muted"> ({number(Math.exp(at(i, j).loss), 4)})</small>}</td>)}</tr>)}</tbody></table></div>
+          <tbody>{shown.ys.map((y, i) => <tr key={y}><th scope="row">{y}</th>{shown.xs.map((x, j) => <td key={x}>{at(i, j)?.text}{at(i, j)?.loss != null && <small class="muted"> ({score(Math.exp(at(i, j).loss))})</small>}</td>)}</tr>)}</tbody></table></div>
       </Card>}
     </>
   );

@@ -8,14 +8,14 @@ export function Evolve({ path }) {
   const studies = useItems("study"), runs = useItems("run");
   const [error, fail] = useState();
   const study = path?.endsWith(".sqlite") ? path : undefined;
-  const [run, setRun] = useState(path && !study ? path : "");
+  const [chosen, setRun] = useState(path && !study ? path : ""), run = chosen || (runs.length === 1 ? runs[0].path : "");
   return (
     <>
       <div class="head"><div><h1>Evolve</h1><p class="muted">Search for the weights of a merge, and follow the trials as they run.</p></div>
         <Select label="Study" value={study} empty="Choose…" options={studies.map((s) => s.path)} onInput={(p) => go("evolve", { path: p })} /></div>
       {runs.length > 0 && <Card title="Start a search"><div class="row end"><Select label="Run file" value={run} empty="Choose…" options={runs.map((r) => r.path)} onInput={setRun} />
         <Button kind="primary" disabled={!run} onClick={() => { fail(); post("/api/jobs", { kind: "evolve", values: { path: run } }).then((j) => go("jobs", { id: j.id }), fail); }}>Run</Button></div><Failure error={error} /></Card>}
-      {study ? <Study path={study} /> : !studies.length && <Note>No studies in this folder. Write a run file with <code>merganser evolve init</code>, put it into this folder and start it here.</Note>}
+      {study ? <Study path={study} /> : !studies.length && !runs.length && <Note>No studies in this folder. Write a run file with <code>merganser evolve init</code>, put it into this folder and start it here.</Note>}
     </>
   );
 }
@@ -34,11 +34,12 @@ function Study({ path }) {
     <>
       <div class="tiles">
         <div class="tile"><span class="muted">Trials</span><strong>{s.trials.length} of {s.total}</strong><div class="meter" aria-hidden="true"><i style={{ width: `${(100 * s.trials.length) / s.total}%` }} /></div></div>
-        <div class="tile"><span class="muted">State</span><strong>{s.failure ? "failed" : s.ended ? "ended" : "running"}</strong></div>
-        {!s.ended && s.seconds_left != null && <div class="tile"><span class="muted">Left, about</span><strong>{duration(s.seconds_left)}</strong></div>}
+        <div class="tile"><span class="muted">State</span><strong>{s.failure ? "failed" : s.ended ? "ended" : s.running ? "running" : "not finished"}</strong></div>
+        {s.running && s.seconds_left != null && <div class="tile"><span class="muted">Left, about</span><strong>{duration(s.seconds_left)}</strong></div>}
         <div class="tile"><span class="muted">Failed</span><strong>{s.trials.filter((t) => t.state === "failed").length}</strong></div>
       </div>
       {s.failure && <Note kind="bad">{s.failure}</Note>}
+      {!s.failure && !s.ended && !s.running && <Note kind="warn">No process runs this search. It continues where it stopped when you run its run file again.</Note>}
       {valid.length > 0 && <>
         <Card title={s.winners.length > 1 ? "Front" : s.ended ? "Winner" : "Best so far"}>
           {s.winners.map((w) => (

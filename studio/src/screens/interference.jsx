@@ -1,16 +1,14 @@
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { go, keep, link, post, useGet, useWatch } from "../api.js";
 import { Chart, HeatMap } from "../charts.jsx";
 import { ago, name, number, percent, place } from "../format.js";
-import { alike, Badge, Busy, Button, Card, cell, Check, Failure, family, Note, Picker, Progress, Select, Table, useItems } from "../ui.jsx";
+import { Badge, Busy, Button, Card, cell, Check, Failure, FamilyPicker, Note, Progress, Select, Table, useFamily, useItems } from "../ui.jsx";
 
 export function Interference({ job }) {
   const models = useItems("checkpoint", "adapter");
   const { data: watched } = useWatch("/api/jobs/watch"), jobs = watched?.jobs;
-  const [base, setBase] = useState(""), [experts, setExperts] = useState([]), [all, setAll] = useState(false);
-  const [error, fail] = useState(), touched = useRef(false);
-  useEffect(() => { family().then(({ base: b, models: m }) => { if (b && m.length > 1 && !touched.current) { setBase(b); setExperts(m.slice(0, 8)); } }, () => {}); }, []);
-  const at = (path) => models.find((m) => m.path === path);
+  const [chosen, choose] = useFamily(8), { base, experts } = chosen;
+  const [all, setAll] = useState(false), [error, fail] = useState();
   const past = jobs?.filter((j) => j.kind === "interference") ?? [], running = past.find((j) => ["starting", "running"].includes(j.status));
   const latest = past[0] && !running && past[0].status !== "done" ? past[0] : null;
   const shown = job ?? past.find((j) => j.status === "done")?.id;
@@ -18,8 +16,7 @@ export function Interference({ job }) {
     <>
       <div class="head"><div><h1>Interference</h1><p class="muted">Where experts of one base get in each other's way, and what to do about it.</p></div></div>
       <Card title="Models">
-        <Select label="Base" value={base} empty="Choose…" options={models.map((m) => m.path)} onInput={(p) => { touched.current = true; setBase(p); setExperts(experts.filter((e) => e !== p && alike(at(e), at(p)))); }} />
-        <Picker label="Experts" items={models.filter((m) => m.path !== base && alike(m, at(base)))} chosen={experts} onInput={(chosen) => { touched.current = true; setExperts(chosen); }} />
+        <FamilyPicker items={models} chosen={chosen} onInput={choose} most={8} />
         <Check label="Measure every layer, which takes longer; otherwise four, evenly spread" checked={all} onInput={setAll} />
         <div class="row end"><Button kind="primary" disabled={!base || experts.length < 2 || !!running} onClick={() => { fail(); post("/api/jobs", { kind: "interference", values: { base, experts: named(experts), all } }).then(() => job && go("interference"), fail); }}>Measure</Button>
           {(!base || experts.length < 2) && <p class="muted">Choose a base and at least two experts.</p>}

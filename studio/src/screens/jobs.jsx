@@ -3,7 +3,11 @@ import { get, go, link, post, remove, useWatch } from "../api.js";
 import { ago, bytes, duration } from "../format.js";
 import { Badge, Busy, Button, Card, Failure, Note, Progress, refreshHome, STATUS } from "../ui.jsx";
 
-const left = ({ done, total, bytes_per_second: rate }) => (rate && total > done ? `${duration((total - done) / rate)} left` : "");
+/** How far a job is, and the time left at the rate so far. */
+const progress = ({ kind, attempts, seconds, progress: { done, total, bytes_per_second: known } }) => {
+  const rate = known ?? (attempts === 1 ? done / seconds : 0), shown = kind === "merge" ? bytes : (n) => n;
+  return `${shown(done)} of ${shown(total)}${kind === "evolve" ? " trials" : ""}${rate && total > done ? `, about ${duration((total - done) / rate)} left` : ""}`;
+};
 
 export function Jobs({ id }) {
   const { data, error } = useWatch("/api/jobs/watch");
@@ -26,7 +30,7 @@ export function Jobs({ id }) {
               {job.status === "done" && job.shown && <Button kind="small primary" onClick={() => { refreshHome(); go(job.shown.screen, job.shown.path ? { path: job.shown.path } : { job: job.id }); }}>Open the result</Button>}
               {!["running", "starting"].includes(job.status) && <Button kind="small" aria-label={`Forget ${job.title}`} onClick={() => act(remove(`/api/jobs/${job.id}`))}>Forget</Button>}</div>
           </div>
-          {["running", "starting"].includes(job.status) && <><Progress job={job} />{job.progress && <p class="muted">{job.kind === "merge" ? `${bytes(job.progress.done)} of ${bytes(job.progress.total)}` : `${job.progress.done} of ${job.progress.total}`} {left(job.progress)}</p>}</>}
+          {["running", "starting"].includes(job.status) && <><Progress job={job} />{job.progress && <p class="muted">{progress(job)}</p>}</>}
           <p class="muted">{ago(job.created)}{["running", "starting"].includes(job.status) ? "" : `, took ${duration(job.seconds)}`}{job.attempts > 1 ? `, attempt ${job.attempts}` : ""}</p>
           {job.error && <Note kind="bad">{job.error}</Note>}
           {job.id === id && <Log id={id} status={job.status} />}

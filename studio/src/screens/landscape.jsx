@@ -1,7 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { useStream } from "../api.js";
 import { Chart, HeatMap } from "../charts.jsx";
-import { name, number } from "../format.js";
+import { name, number, score } from "../format.js";
 import { alike, Button, Card, Failure, family, Field, Note, Select, Slider, useItems } from "../ui.jsx";
 
 const linear = (weights) => ({ method: "linear", models: Object.entries(weights).map(([path, weight]) => ({ path, weight })) });
@@ -39,7 +39,7 @@ export function Landscape() {
         <Failure error={play.error} />
       </Card>
       {lines.length > 0 && <Card title={`From ${name(shown.a)} to ${name(shown.b)}`}>
-        <Chart title="Loss along the line" x="share of the second model" y="loss per token, nats" series={lines.map((l) => ({ name: `to ${name(l.end)}`, x: shown.xs, y: l.y }))} />
+        <Chart title="Loss along the line" x="share of the second model" y="loss per token, nats" series={lines.map((l) => ({ name: `to ${name(l.end)}`, x: shown.xs, y: l.y }))} format={score} />
         {lines.map((l) => <Barrier key={l.end} {...l} />)}
       </Card>}
       {shown?.plane && <div class={shown.ends.length > 1 ? "columns even" : ""}>{shown.ends.map((end, k) => <Card key={end} title={shown.ends.length > 1 ? `Plane, ${k ? "aligned" : "as they are"}` : "Plane"}>
@@ -53,7 +53,7 @@ export function Landscape() {
 const Plane = ({ a, b, c, grid, losses, all }) => {
   const sound = all.filter((v) => v != null), ticks = grid.map((v) => number(v, 4)), side = grid.length, top = side - 2;
   return <HeatMap title={`Loss per token, nats. A is ${name(a)}, B ${name(b)}, C ${name(c)}; across the share of B, upwards that of C`} rows={[...ticks].reverse()} columns={ticks} cell={56} square low={Math.min(...sound)} high={Math.max(...sound)}
-    marks={[[top, 1, "A"], [top, top, "B"], [1, 1, "C"]]} values={grid.map((_, i) => grid.map((_, j) => losses[i * side + j] ?? null))} format={(v) => number(v, 4)} />;
+    marks={[[top, 1, "A"], [top, top, "B"], [1, 1, "C"]]} values={grid.map((_, i) => grid.map((_, j) => losses[i * side + j] ?? null))} format={score} />;
 };
 /** The barrier above the chord: max over the line of L(x) − (1 − x) L(0) − x L(1). */
 const Barrier = ({ end, y }) => {

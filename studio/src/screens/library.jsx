@@ -2,7 +2,7 @@ import { useState } from "preact/hooks";
 import { go, post, query, useGet } from "../api.js";
 import { Chart, HeatMap } from "../charts.jsx";
 import { bytes, ends, name, number, percent } from "../format.js";
-import { Badge, Busy, Button, Card, cell, Failure, Note, Picker, Select, Slider, Table, TextField, useItems } from "../ui.jsx";
+import { Badge, Busy, Button, Card, cell, Failure, FamilyPicker, Note, Select, Slider, Table, TextField, useFamily, useItems } from "../ui.jsx";
 
 export function Library({ path }) {
   const libraries = useItems("library");
@@ -19,14 +19,15 @@ export function Library({ path }) {
 
 function Build() {
   const models = useItems("checkpoint");
-  const [base, setBase] = useState(""), [experts, setExperts] = useState([]), [out, setOut] = useState("library");
+  const [chosen, choose] = useFamily(64), { base, experts } = chosen;
+  const [out, setOut] = useState("library");
   const [error, fail] = useState();
   const start = () => { fail(); post("/api/jobs", { kind: "library", values: { base, out, experts: Object.fromEntries(experts.map((p) => [name(p), p])) } }).then((j) => go("jobs", { id: j.id }), fail); };
   return (
     <Card title="Build a library">
-      <Select label="Base" value={base} empty="Choose…" options={models.map((m) => m.path)} onInput={setBase} />
-      <Picker label="Experts" items={models.filter((m) => m.path !== base)} chosen={experts} onInput={setExperts} most={64} />
+      <FamilyPicker items={models} chosen={chosen} onInput={choose} most={64} />
       <div class="row end"><TextField label="Directory" value={out} onInput={setOut} /><Button kind="primary" disabled={!base || !experts.length} onClick={start}>Build</Button></div>
+      {(!base || !experts.length) && <p class="muted">Choose a base and the experts that were fine-tuned from it.</p>}
       <Failure error={error} />
     </Card>
   );

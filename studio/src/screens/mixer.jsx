@@ -99,7 +99,7 @@ function Desk({ mix, set, methods, items }) {
           {questions && <Scored score={out.score} />}
           {["A", "B"].map((k) => pins[k]?.score && out.score && pins[k].score !== out.score && !(pins.A && pins.B) && <Verdict key={k} left={out.score} right={pins[k].score} names={["this mix", `pin ${k}`]} />)}
           <div class="row"><Check label="Measure perplexity" checked={measure} onInput={setMeasure} />
-            <Button disabled={!out.text} onClick={() => setPins({ ...pins, A: now })}>Pin as A</Button><Button disabled={!out.text} onClick={() => setPins({ ...pins, B: now })}>Pin as B</Button>
+            {["A", "B"].map((k) => <Button key={k} disabled={!out.text || play.running} onClick={() => setPins({ ...pins, [k]: now })}>Pin as {k}</Button>)}
             {pins.A && pins.B && <Button onClick={() => { keep("compare", [pins.A, pins.B].map((p, i) => ({ label: `Pin ${"AB"[i]}`, document: p.document }))); go("compare"); }}>Compare A and B</Button>}</div>
         </Card>
         {pins.A && pins.B && <Paired pins={pins} setPins={setPins} questions={questions} />}
