@@ -56,8 +56,9 @@ def fill_decision(page: Page, found: Mapping[str, Any]) -> None:
         page.chart(dot_plot(dots, "score", caption="Scores on unseen questions with 95 % intervals."))
     if found["rungs"]:
         page.heading("The race")
+        seconds = round(found["seconds"])
         page.text(
-            f"{found['asked']:,} questions in {found['seconds']:.0f} seconds of merging and asking"
+            f"{found['asked']:,} questions in {seconds:,} second{'s' * (seconds != 1)} of merging and asking"
             + ("; the budget ended it early." if found["stopped"] else ".")
         )
         page.chart(race_chart(found))
@@ -88,8 +89,9 @@ def challenge_table(found: Mapping[str, Any]) -> Table:
 def race_table(found: Mapping[str, Any], limit: int | None = None) -> Table:
     """Return every contender with its last score, the number of questions per task, and why it left."""
     rejected = found["rejected"] or {}
+    columns = ["contender", "score", "questions per task", *(["left the race"] if rejected else [])]
     rows = [[label, score, budget, rejected.get(label, "")] for label, (budget, score) in _last(found).items()]
-    return Table(["contender", "score", "questions per task", "left the race"], rows[:limit])
+    return Table(columns, [row[: len(columns)] for row in rows[:limit]])
 
 
 def race_chart(found: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from merganser.lazy import torch
 from merganser.report.collapsing import collapse_table
 from merganser.report.page import Page
 from merganser.report.tables import Link, Table
+from merganser.units import show_size
 
 if TYPE_CHECKING:
     from merganser.analysis.similarity import WeightSimilarity
@@ -130,7 +131,7 @@ def facts(found: Contents) -> list[str]:
     """Return one line per fact: size, dtypes, ties, fingerprint, and the result of the check."""
     dtypes = ", ".join(f"{dtype} {count / max(1, found.parameters):.0%}" for dtype, count in found.dtypes.items())
     lines = [
-        f"{len(found.tensors)} tensors, {found.parameters:,} parameters, {found.nbytes / 2**20:,.1f} MiB ({dtypes})",
+        f"{len(found.tensors)} tensors, {found.parameters:,} parameters, {show_size(found.nbytes)} ({dtypes})",
         *(f"{alias} is tied to {name}" for alias, name in found.aliases.items()),
         f"fingerprint {found.fingerprint[:16]}",
     ]

@@ -16,6 +16,7 @@ from merganser.report.charts import Dot, Series, dot_plot, line_chart
 from merganser.report.contents import shorten_blocks
 from merganser.report.page import Page
 from merganser.report.tables import Table
+from merganser.units import show_size
 
 _SOUND = {True: "yes", False: "NO", None: "unknown"}
 
@@ -31,11 +32,11 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
         f"{', '.join(policy.codes)} within {policy.value:,.0f} bytes"
         if policy.codes
         else f"factors in {manifest.dtype}, ranks by {policy.kind.replace('_', ' ')} {policy.value:g}",
-        f"expert files: {sum(bytes_of.values()) / 2**20:,.1f} MiB",
+        f"expert files: {show_size(sum(bytes_of.values()))}",
     ]
     if library is not None:
         size = library.size()
-        lines.append(f"base and experts: {size.total / 2**20:,.1f} MiB, {size.ratio:.2f}× the base alone")
+        lines.append(f"base and experts: {show_size(size.total)}, {size.ratio:.2f}× the base alone")
     if manifest.pending:
         lines.append(f"NOT FINISHED: {', '.join(manifest.pending)}; build again with the same experts to continue")
     if problem:

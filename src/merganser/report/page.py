@@ -33,6 +33,7 @@ th:first-child, td:first-child, .t { text-align: left; }
 .overview td:not([data-value]) { white-space: normal; overflow-wrap: break-word; }
 .overview td:first-child { max-width: 18rem; }
 @media (max-width: 40rem) {
+  caption { position: sticky; left: 0; max-width: 88vw; }
   td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
   .overview thead { display: none; }
   .overview, .overview caption, .overview tbody, .overview tr { display: block; }

@@ -80,7 +80,7 @@ def config_table(directory: Path) -> Table | None:
 def files_table(directory: Path) -> Table:
     """Return every file with its size, except pages: the report may be among them."""
     files = [file for file in sorted(directory.iterdir()) if file.is_file() and file.suffix != ".html"]
-    return Table(["file", "MiB"], [[file.name, file.stat().st_size / 2**20] for file in files], "Files")
+    return Table(["file", "bytes"], [[file.name, file.stat().st_size] for file in files], "Files")
 
 
 def _plain(value: object) -> str:
