@@ -126,15 +126,25 @@ export const Interval = ({ label, value, low, high, scale: [from, to] = [0, 1] }
   );
 };
 export const STATUS = { done: "good", running: "info", starting: "info", failed: "bad", cancelled: "warn", interrupted: "warn" };
-export const Picker = ({ label, chosen, onInput, items, most = 8 }) => (
-  <fieldset class="picker">
-    <legend>{label}</legend>
-    {items.map((item) => (
-      <Check key={item.path} label={item.path} checked={chosen.includes(item.path)} disabled={!chosen.includes(item.path) && chosen.length >= most}
-        onInput={(on) => onInput(on ? [...chosen, item.path] : chosen.filter((p) => p !== item.path))} />))}
-    {!items.length && <p class="muted">None in this folder.</p>}
-  </fieldset>
-);
+/** Items whose path has a text in it, and the field to type it into, which short lists do not need. */
+export function useFilter(items, label = "Filter by name") {
+  const [text, write] = useState("");
+  const found = items.filter((item) => item.path.toLowerCase().includes(text.toLowerCase()));
+  return [found, items.length > 16 && <input type="text" class="filter" aria-label={label} placeholder={label} value={text} onInput={(e) => write(e.currentTarget.value)} spellcheck={false} />];
+}
+export function Picker({ label, chosen, onInput, items, most = 8 }) {
+  const [found, filter] = useFilter(items, `Filter ${label.toLowerCase()} by name`);
+  return (
+    <fieldset class="picker">
+      <legend>{label}{filter && chosen.length > 0 && `, ${chosen.length} chosen`}</legend>
+      {filter}
+      {found.map((item) => (
+        <Check key={item.path} label={item.path} checked={chosen.includes(item.path)} disabled={!chosen.includes(item.path) && chosen.length >= most}
+          onInput={(on) => onInput(on ? [...chosen, item.path] : chosen.filter((p) => p !== item.path))} />))}
+      {!found.length && <p class="muted">{items.length ? "None with this name." : "None in this folder."}</p>}
+    </fieldset>
+  );
+}
 /** A base and its experts: the family of the folder until the user chooses, which a late answer does not replace. */
 export function useFamily(most) {
   const [chosen, set] = useState({ base: "", experts: [] }), touched = useRef(false);

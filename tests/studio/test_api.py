@@ -55,7 +55,7 @@ def test_single_files_half_written_and_hidden_ones(folder):
     (folder / ".hidden.yml").write_text("method: linear\n")
     found = {item.path: item for item in discover(Roots([folder]))}
     assert found["loose/a.safetensors"].kind == "checkpoint"
-    assert found["loose/broken.safetensors"].facts == {}
+    assert found["loose/broken.safetensors"].facts == {"damaged": True}
     assert not any("partial" in path or "hidden" in path for path in found)
 
 
@@ -78,6 +78,14 @@ def test_a_damaged_file_does_not_hide_the_others(tmp_path, what):
     prefix = len(text).to_bytes(8, "little") if name.endswith(".safetensors") else b""
     (tmp_path / "strange" / name).write_bytes(prefix + text)
     assert {item.path for item in discover(Roots([tmp_path]))} == {"good/model", "strange"}
+
+
+def test_a_file_without_a_header_is_damaged(tmp_path):
+    (tmp_path / "garbage.safetensors").write_bytes(b"\xff" * 100)
+    (tmp_path / "text.safetensors").write_bytes((5).to_bytes(8, "little") + b"text\n")
+    mg.save({"w": torch.ones(2)}, tmp_path / "good")
+    damaged = {item.path: item.facts.get("damaged", False) for item in discover(Roots([tmp_path]))}
+    assert damaged == {"garbage.safetensors": True, "text.safetensors": True, "good": False}
 
 
 def test_a_chat_template_from_elsewhere_is_refused(tmp_path):
@@ -288,4 +296,29 @@ def test_errors_are_sentences(client, path):
     found = client.get(path)
     assert found.status_code == 422
     assert not re.search("Traceback|Errno|codec", found.json()["error"])
+    assert found.json()["error"]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 5000, "a\0b", f"base/{'x' * 300}"])
+def test_a_name_that_no_file_can_have_is_called_so(client, name):
+    found = client.get("/api/checkpoint", params={"path": name})
+    assert found.status_code == 422
+    assert "is not the name of a file" in found.json()["error"]
+    assert len(found.json()["error"]) < 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/jobs", {"kind": "check", "values": {"path": 5}}),
+        (
+            "/api/jobs",
+            {"kind": "library", "values": {"base": "base", "experts": ["math"], "out": "l", "budget": "all"}},
+        ),
+        ("/api/recipe/save", {"path": "recipe.yml/inside.yml", "text": "method: linear"}),
+    ],
+)
+def test_values_that_cannot_be_used_are_refused(client, path, body):
+    found = client.post(path, json=body)
+    assert found.status_code == 422
     assert found.json()["error"]

@@ -113,6 +113,15 @@ def test_what_cannot_be_played_says_why(client, folder):
     assert "empty" in error["message"]
 
 
+def test_a_model_without_a_tokenizer_is_named(client, folder):
+    for file in (folder / "base").glob("*token*"):
+        file.unlink()
+    error = events(client.post("/api/play", json={"documents": [MIX], "prompt": {"text": "w1"}}))[-1]
+    assert error["event"] == "error"
+    assert error["message"].startswith("base: it has no tokenizer that transformers can load")
+    assert client.get("/api/home").json()["live"] == {"loaded": False}
+
+
 def test_questions_are_scored_as_evaluate_scores_them(client, folder, transformers):
     import numpy as np
 

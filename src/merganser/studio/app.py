@@ -117,7 +117,7 @@ class Studio:
         return self._stream(watch(lambda: {"jobs": self._jobs.list()}, ignore="seconds"))
 
     def start_job(self, body: JobBody) -> Any:
-        return self._jobs.start(build_command(self._roots, body.kind, body.values))
+        return self._jobs.start(build_command(self._roots, body.kind, body.values.model_dump(exclude_none=True)))
 
     def show_job(self, name: str) -> Any:
         return self._jobs.output(name)

@@ -23,11 +23,27 @@ class SaveBody(BaseModel):
     overwrite: bool = False
 
 
+class JobValues(BaseModel):
+    """The values that commands of jobs are built from; each kind of job takes some of them."""
+
+    path: str | None = None
+    text: str | None = None
+    out: str | None = None
+    beside: str | None = None
+    base: str | None = None
+    experts: dict[str, str] | list[str] | None = None
+    parents: list[str] | None = None
+    trial: str | None = None
+    budget: int | None = None
+    all: bool | None = None
+    overwrite: bool | None = None
+
+
 class JobBody(BaseModel):
     """A job to start: its kind, and the values for its command."""
 
     kind: str
-    values: dict[str, Any] = Field(default_factory=dict)
+    values: JobValues = Field(default_factory=JobValues)
 
 
 class PromptBody(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ def build_command(roots: Roots, kind: str, values: Mapping[str, Any]) -> Command
 
 def _merge(roots: Roots, values: Mapping[str, Any]) -> Command:
     """A recipe's text is given on standard input, from the directory that its relative paths are in."""
-    text, out = str(values["text"]), _output(roots, values["out"])
+    text, out = values["text"], _output(roots, values["out"])
     roots.prepare(text, values.get("beside"))
-    overwrite = bool(values.get("overwrite"))
+    overwrite = values.get("overwrite")
     if out.exists() and not overwrite:
         raise InputError(f"{roots.show(out)} exists already: choose another name, or replace it")
     cwd = roots.find(values["beside"]) if values.get("beside") else roots.home
@@ -71,8 +71,7 @@ def _interference(roots: Roots, values: Mapping[str, Any]) -> Command:
 def _library(roots: Roots, values: Mapping[str, Any]) -> Command:
     out = _output(roots, values["out"])
     experts, base = _named(roots, values["experts"]), roots.locate(values["base"])
-    budget = int(values["budget"]) if values.get("budget") else None
-    arguments = words("library", "build", str(out), *experts, base=base, budget=budget, json=True)
+    arguments = words("library", "build", str(out), *experts, base=base, budget=values.get("budget"), json=True)
     shown = {"screen": "library", "path": roots.show(out)}
     return Command("library", f"Build {roots.show(out)}", arguments, str(roots.home), shown=shown)
 
@@ -116,12 +115,12 @@ KINDS: Mapping[str, Callable[[Roots, Mapping[str, Any]], Command]] = {
 
 
 def _shown(values: Mapping[str, Any]) -> dict[str, str]:
-    return {"screen": "checkpoint", "path": str(values["path"])}
+    return {"screen": "checkpoint", "path": values["path"]}
 
 
-def _output(roots: Roots, text: Any) -> Path:
+def _output(roots: Roots, text: str) -> Path:
     """Return a place to write: inside the directories, not hidden, and not one of the directories themselves."""
-    if not isinstance(text, str) or not text.strip():
+    if not text.strip():
         raise InputError("name the place to write to")
     path = roots.find(text.strip())
     if path in roots.directories or any(part.startswith(".") for part in Path(roots.show(path)).parts):
@@ -129,11 +128,11 @@ def _output(roots: Roots, text: Any) -> Path:
     return path
 
 
-def _named(roots: Roots, experts: Any) -> list[str]:
+def _named(roots: Roots, experts: Mapping[str, str] | Sequence[str]) -> list[str]:
     """Return `NAME=PATH` for every expert; a path without a name is named after its last part."""
-    if not isinstance(experts, (list, dict)) or not experts:
+    if not experts:
         raise InputError("name the experts")
-    pairs = list(experts.items()) if isinstance(experts, dict) else [(Path(e).stem or e, e) for e in map(str, experts)]
+    pairs = list(experts.items()) if isinstance(experts, Mapping) else [(Path(e).stem or e, e) for e in experts]
     if option := next((name for name, _ in pairs if name.startswith("-")), None):
         raise InputError(f"{option}: the name of an expert must not begin with a dash")
     return [f"{name.replace('=', '-')}={roots.locate(path)}" for name, path in pairs]

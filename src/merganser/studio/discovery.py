@@ -147,12 +147,13 @@ def _config(path: Path | None) -> dict[str, Any]:
 
 
 def _weights(files: list[Path]) -> dict[str, Any]:
-    """Return parameters and dtypes, from the headers of safetensors files; `damaged` if one of them is cut short."""
+    """Return parameters and dtypes, from the headers of safetensors files; `damaged` if one is cut short or unreadable."""
     parameters, dtypes, damaged = 0, set(), False
     for path in files:
         if path.suffix != ".safetensors":
             return {}
         header, room = _header(path)
+        damaged |= room < 0
         for name, entry in header.items():
             shape = entry.get("shape") if name != "__metadata__" and isinstance(entry, dict) else None
             if isinstance(shape, list) and all(isinstance(size, int) for size in shape):
@@ -171,12 +172,14 @@ def _end(entry: dict[str, Any]) -> int:
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file, and the number of bytes after it."""
+    """Return the header of a safetensors file, and the number of bytes after it, which is negative if it has none."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            found = parse_json(file.read(length)) if length <= _HEADER_LIMIT else {}
+            found = parse_json(file.read(length)) if length <= _HEADER_LIMIT else None
             room = path.stat().st_size - 8 - length
-    except (OSError, ValueError):
+    except OSError:  # a job may be removing it
         return {}, 0
-    return (found, room) if isinstance(found, dict) else ({}, 0)
+    except ValueError:
+        return {}, -1
+    return (found, room) if isinstance(found, dict) else ({}, -1)

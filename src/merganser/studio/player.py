@@ -195,11 +195,12 @@ class Player:
         available, _ = free_memory()
         if merge.plan.bytes_out > available:
             raise InputError(f"the model needs {show_size(merge.plan.bytes_out)}, and {show_size(available)} are free")
+        tokenizer = load_tokenizer(directory)
         module = Loader(kind, str(directory), self._device)().eval().requires_grad_(False)
         if 4 * size <= _ROOM * available:
             module = module.float()
         live = LiveModule(module, room=int(_KEPT * free_memory()[0]))
-        return _Live(live, load_tokenizer(directory), kind, config, directory, dict(opened))
+        return _Live(live, tokenizer, kind, config, directory, dict(opened))
 
     def _speak(self, turn: int, prompt: Prompt) -> Iterator[PlayedEvent]:
         assert self._now is not None
@@ -324,5 +325,14 @@ def _encode(tokenizer: Any, prompt: Prompt) -> list[int]:
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """Return the tokenizer beside a model, never from the network."""
-    return require("transformers", "hf").AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    """Return the tokenizer beside a model, never from the network.
+
+    Raises:
+        InputError: If there is none, or it cannot be read.
+    """
+    tokenizers = require("transformers", "hf").AutoTokenizer
+    try:
+        return tokenizers.from_pretrained(str(directory), local_files_only=True)
+    except Exception as error:  # transformers raises many kinds
+        reason = (str(error).strip().splitlines() or [""])[0].rstrip(": ")
+        raise InputError(f"{directory.name}: it has no tokenizer that transformers can load ({reason})") from None

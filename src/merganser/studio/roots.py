@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _Stamps: TypeAlias = "dict[Path, tuple[int, int, int] | None]"
 
 
+#: The longest name that file systems allow, in bytes.
+_LONGEST = 255
+
+
 class Outside(InputError):
     """A path outside the directories of the studio."""
 
@@ -58,6 +62,8 @@ class Roots:
             Outside: If it leads out of every directory.
         """
         given = Path(os.path.expanduser(text))
+        if "\0" in text or any(len(os.fsencode(part)) > _LONGEST for part in given.parts):
+            raise InputError(f"{text[:40]!r}… is not the name of a file: names have at most {_LONGEST} bytes")
         for root in self.directories if given.is_absolute() else [self.home]:
             name = str(given.relative_to(root)) if given.is_relative_to(root) else str(given)
             if name == ".":

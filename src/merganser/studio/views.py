@@ -146,8 +146,11 @@ def save_recipe(roots: Roots, path: str, text: str, overwrite: bool = False) -> 
         raise InputError(f"{path}: a recipe is a file that ends in .yml")
     if place.exists() and not overwrite:
         raise InputError(f"{path}: there is a file of that name already")
-    place.parent.mkdir(parents=True, exist_ok=True)
     new = place.with_name(f".{place.name}.new")
-    new.write_text(text, encoding="utf-8")
-    os.replace(new, place)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, place)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
     return roots.show(place)

@@ -1,6 +1,6 @@
 import { link, useGet } from "../api.js";
 import { ago, bytes, count } from "../format.js";
-import { Badge, Busy, Card, Failure, Progress, refreshHome, STATUS } from "../ui.jsx";
+import { Badge, Busy, Card, Failure, Note, Progress, refreshHome, STATUS, useFilter } from "../ui.jsx";
 
 const KINDS = [
   ["checkpoint", "Checkpoints", "checkpoint"],
@@ -37,19 +37,7 @@ export function Home() {
       {models.length > 1 && <div class="row actions"><a class="button primary" href={link("mixer")}>Mix models</a><a class="button" href={link("recipe")}>Write a recipe</a><a class="button" href={link("compare")}>Compare what they say</a></div>}
       {!items.length && <Card title="Nothing here yet"><p>This folder has no checkpoints, recipes, libraries or studies. Put models into it, or start the studio on another folder: <code>merganser studio DIR</code>.</p></Card>}
       <div class="columns">
-        <div>
-          {KINDS.filter(([kind]) => items.some((i) => i.kind === kind)).map(([kind, title, screen]) => (
-            <Card key={kind} title={title}>
-              <ul class="items">{items.filter((i) => i.kind === kind).map((item) => (
-                <li key={item.path}>
-                  {screen ? <a href={link(screen, { path: item.path })}>{item.path}</a> : <span>{item.path}</span>}
-                  {item.facts.damaged && <Badge kind="bad">damaged</Badge>}
-                  {item.facts.merged && <Badge>merged</Badge>}
-                  <time class="muted">{ago(item.modified)}</time>
-                  <span class="muted facts-line">{facts(item)}</span>
-                </li>))}</ul>
-            </Card>))}
-        </div>
+        <Items items={items} />
         <Card title="Recent jobs" actions={<a href={link("jobs")}>All jobs</a>}>
           {jobs.length ? <ul class="items">{jobs.map((job) => (
             <li key={job.id}><a href={link("jobs", { id: job.id })}>{job.title}</a><Badge kind={STATUS[job.status]}>{job.status}</Badge>
@@ -58,6 +46,27 @@ export function Home() {
         </Card>
       </div>
     </>
+  );
+}
+
+function Items({ items }) {
+  const [found, filter] = useFilter(items);
+  return (
+    <div>
+      {filter}
+      {KINDS.filter(([kind]) => found.some((i) => i.kind === kind)).map(([kind, title, screen]) => (
+        <Card key={kind} title={title}>
+          <ul class="items">{found.filter((i) => i.kind === kind).map((item) => (
+            <li key={item.path}>
+              {screen ? <a href={link(screen, { path: item.path })}>{item.path}</a> : <span>{item.path}</span>}
+              {item.facts.damaged && <Badge kind="bad">damaged</Badge>}
+              {item.facts.merged && <Badge>merged</Badge>}
+              <time class="muted">{ago(item.modified)}</time>
+              <span class="muted facts-line">{facts(item)}</span>
+            </li>))}</ul>
+        </Card>))}
+      {items.length > 0 && !found.length && <Note>Nothing has this name.</Note>}
+    </div>
   );
 }
 
