@@ -20,6 +20,7 @@ from merganser.errors import InputError
 from merganser.modules.functional import Weights, WeightsScore
 from merganser.plain import Result
 from merganser.strict_json import read_json
+from merganser.tuning.statistics import replace_file
 
 TrainTask: TypeAlias = Callable[[Weights, int], Weights]
 """`step(weights, epochs)`: fine-tune from `weights` on one task for that many epochs, return the new weights."""
@@ -157,21 +158,15 @@ class _Store:
 
     def save(self, weights: Weights, history: list[Round]) -> None:
         number = history[-1].number
-        _replace(self._weights(number), lambda path: save_file(_unshared(weights), path))
+        replace_file(self._weights(number), lambda path: save_file(_unshared(weights), path))
         rounds = [{k: v for k, v in entry.to_dict().items() if k != "kind"} for entry in history]
         text = json.dumps({"settings": self.settings, "rounds": rounds}, indent=1)
-        _replace(self.directory / "history.json", lambda path: path.write_text(text))
+        replace_file(self.directory / "history.json", lambda path: path.write_text(text))
         if number > 1:
             self._weights(number - 1).unlink(missing_ok=True)
 
     def _weights(self, number: int) -> Path:
         return self.directory / f"round-{number:04d}.safetensors"
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    partial = path.with_name(path.name + ".partial")
-    write(partial)
-    os.replace(partial, path)
 
 
 def _unshared(weights: Weights) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +24,9 @@ class Statistics:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a safetensors file, which opens like any checkpoint."""
-        target = Path(path)
         metadata = {"format": "pt", "kind": self.kind, "samples": str(self.samples)}
-        partial = target.with_name(target.name + ".partial")
-        save_file({name: value.contiguous() for name, value in self.tensors.items()}, partial, metadata)
-        os.replace(partial, target)
-        return target
+        tensors = {name: value.contiguous() for name, value in self.tensors.items()}
+        return replace_file(Path(path), lambda partial: save_file(tensors, partial, metadata))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], kind: str | None = None) -> Statistics:
@@ -45,3 +43,11 @@ class Statistics:
         if kind is not None and metadata["kind"] != kind:
             raise CheckpointError(f"{path}: statistics of kind {metadata['kind']!r}, expected {kind!r}")
         return cls(metadata["kind"], {name: file.read(name).clone() for name in file.names()}, int(metadata["samples"]))
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> Path:
+    """Write a file that gets its name, or replaces the existing one, when it is complete."""
+    partial = path.with_name(f"{path.name}.partial")
+    write(partial)
+    os.replace(partial, path)
+    return path
