@@ -11,8 +11,8 @@ from scipy.special import ndtri
 from merganser.tuning.autopilot import deciding
 from merganser.tuning.autopilot.answers import AnswerJournal, Scoreboard
 from merganser.tuning.autopilot.budgets import Budget, Meter
+from merganser.tuning.autopilot.checking import check
 from merganser.tuning.autopilot.contenders import PLAIN, Contender
-from merganser.tuning.autopilot.deciding import check
 from merganser.tuning.autopilot.exams import Exam
 from merganser.tuning.autopilot.racing import score
 
@@ -53,7 +53,7 @@ def checked(truth, seed, count=30):
         board = Scoreboard(exam, SimulatedMerges(), kept, lambda *_: None)
         heights = {each.label: score(board.objective, board.ask(each, count)) for each in everyone}
         models = sorted(MODELS, key=lambda each: -heights[each.label])[: deciding.MODELS]
-        merges = sorted([*MERGES, PLAIN_MERGE], key=lambda each: -heights[each.label])[: deciding.MERGES]
+        merges = sorted([*MERGES, PLAIN_MERGE], key=lambda each: -heights[each.label])[: deciding.FINALISTS]
         return check(board, models, merges, PLAIN_MERGE, [], count, count)
 
 
@@ -103,7 +103,7 @@ def test_every_merge_is_compared_with_the_model_that_is_the_hardest_to_beat():
     assert [each.label for each in found.challenges[: deciding.MODELS]] == ["a", "b"]
     assert all(each.gain is None for each in found.challenges[: deciding.MODELS])
     merges = [each for each in found.challenges[deciding.MODELS :] if each.against != PLAIN_MERGE.label]
-    assert len(merges) >= deciding.MERGES
+    assert len(merges) >= deciding.FINALISTS
     assert {each.against for each in merges} <= {"a", "b"}
 
 

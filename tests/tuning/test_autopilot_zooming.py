@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtri
 
 from merganser.evaluate.search import ALPHAS
-from merganser.tuning.autopilot.answers import AnswerJournal, Scoreboard
+from merganser.tuning.autopilot.answers import FINALISTS, AnswerJournal, Scoreboard
 from merganser.tuning.autopilot.budgets import Budget, Meter
 from merganser.tuning.autopilot.contenders import METHODS, Contender, propose
 from merganser.tuning.autopilot.deciding import decide
@@ -133,6 +133,15 @@ def test_two_methods_that_are_level_are_both_refined():
         world.heights[method], world.peaks[method], world.slopes[method] = 0.9, 0.0, (0.2, 0.2)
     finest = {label.split(" scale=")[0] for rung in decided(world, None).rungs[-1:] for label in rung.scores}
     assert finest == {"tsv", "wudi"}
+
+
+def test_one_merge_of_each_of_the_last_methods_is_checked():
+    """Scales of one method answer nearly alike: three of them would leave the other methods out."""
+    for seed in range(5):
+        exam = World(seed).exam()
+        with AnswerJournal(None, exam.name, Meter(Budget())) as kept:
+            found, _ = race_merges(board_of(exam, kept), propose(EXPERTS, ()), 30, 0)
+        assert 1 < len({each.name for each in found}) == len(found) <= FINALISTS
 
 
 def test_the_planned_cost_counts_every_rung():

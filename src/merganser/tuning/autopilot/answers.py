@@ -14,13 +14,13 @@ from merganser.errors import MerganserError
 from merganser.evolve.arrays import Array
 from merganser.tuning.autopilot.budgets import Meter
 from merganser.tuning.autopilot.contenders import Contender
-from merganser.tuning.autopilot.exams import Exam
+from merganser.tuning.autopilot.exams import Exam, ItemsByTask
 from merganser.tuning.autopilot.merges import Merges
 from merganser.tuning.score_journal import LineJournal
 
 OnAnswer = Callable[[str, int, int], None]
-#: Merges that are checked, apart from task arithmetic. Each is computed once more, by its method at its scale.
-MERGES = 3
+#: Methods that reach the end of a race. The best merge of each is checked, computed by its method at its scale.
+FINALISTS = 3
 
 
 class BudgetSpentError(Exception):
@@ -132,34 +132,39 @@ class Scoreboard:
         if missing := self._missing(contender, count, unseen):
             fresh = {task: self._agreed(between, task, count, unseen)[-len(own) :] for task, own in missing.items()}
             to_ask = {task: np.array(own)[np.isnan(fresh[task])].tolist() for task, own in missing.items()}
-            to_ask = {task: own for task, own in to_ask.items() if own}
-            asked = sum(map(len, to_ask.values()))
-            if asked > self.meter.questions_left(reserved, int(contender.is_merge) if unseen else MERGES + 1):
-                raise BudgetSpentError
-            began = merged = time.perf_counter()
-            failed = ""
-            try:
-                if asked:
-                    # The check uses exactly the weights that would be written, bit for bit.
-                    variant = self.merges.exact(contender) if unseen else self.merges.quick(contender)
-                    merged = time.perf_counter()
-                    for task, values in self.exam.ask(variant, to_ask).items():
-                        fresh[task][np.isnan(fresh[task])] = values
-            except MerganserError as error:
-                if not contender.is_merge:  # models come first: an error here is not caused by merging
-                    raise
-                fresh, failed = {task: np.full(len(own), math.nan) for task, own in missing.items()}, str(error)
-            self.journal.add(
-                contender.label,
-                _part(unseen),
-                {task: own.tolist() for task, own in fresh.items()},
-                asked=asked,
-                seconds=time.perf_counter() - began,
-                merging=merged - began,
-                error=failed,
-            )
-            self._on_answer(contender.label, asked, self.meter.asked)
+            self._answer(contender, fresh, {task: own for task, own in to_ask.items() if own}, unseen, reserved)
         return {task: own[:count] for task, own in self.answers(contender, unseen=unseen).items()}
+
+    def _answer(
+        self, contender: Contender, fresh: dict[str, Array], to_ask: ItemsByTask, unseen: bool, reserved: int
+    ) -> None:
+        """Fill in the answers that are NaN in `fresh`, and record them all."""
+        asked = sum(map(len, to_ask.values()))
+        if asked > self.meter.questions_left(reserved, int(contender.is_merge) if unseen else FINALISTS + 1):
+            raise BudgetSpentError
+        began = merged = time.perf_counter()
+        failed = ""
+        try:
+            if asked:
+                # The check uses exactly the weights that would be written, bit for bit.
+                variant = self.merges.exact(contender) if unseen else self.merges.quick(contender)
+                merged = time.perf_counter()
+                for task, values in self.exam.ask(variant, to_ask).items():
+                    fresh[task][np.isnan(fresh[task])] = values
+        except MerganserError as error:
+            if not contender.is_merge:  # models come first: an error here is not caused by merging
+                raise
+            fresh, failed = {task: np.full(len(own), math.nan) for task, own in fresh.items()}, str(error)
+        self.journal.add(
+            contender.label,
+            _part(unseen),
+            {task: own.tolist() for task, own in fresh.items()},
+            asked=asked,
+            seconds=time.perf_counter() - began,
+            merging=merged - began,
+            error=failed,
+        )
+        self._on_answer(contender.label, asked, self.meter.asked)
 
     def _agreed(self, between: Sequence[Contender], task: str, count: int, unseen: bool) -> Array:
         """Return the answers to the first questions of a task that all of `between` give; NaN where there is none."""

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-
-import numpy as np
 
 from merganser.errors import MerganserError
 from merganser.evaluate.search import Rung
 from merganser.evolve.arrays import Array
-from merganser.evolve.intervals import objective_interval, paired_interval
-from merganser.tuning.autopilot.answers import MERGES, BudgetSpentError, Scoreboard
+from merganser.tuning.autopilot.answers import FINALISTS, BudgetSpentError, Scoreboard
+from merganser.tuning.autopilot.checking import CheckResult, check
 from merganser.tuning.autopilot.contenders import PLAIN, Contender
 from merganser.tuning.autopilot.decisions import Challenge, Decision, MergeVerdict
 from merganser.tuning.autopilot.looking import CULPRITS, Remark
 from merganser.tuning.autopilot.racing import FAILED, Heat, fit_to_budget, reject, rung_ends, score, worst_case
-from merganser.tuning.autopilot.zooming import FINEST, enclosing, planned_cost, race_merges
+from merganser.tuning.autopilot.zooming import planned_cost, race_merges
 
 #: Single models and merges that are checked. A merge must be better than both models, each at a one-sided level of
 #: 2.5 %. The best of the merges is chosen by the same questions: were they unrelated, a merge would be preferred to a
@@ -58,7 +55,7 @@ def plan_size(board: Scoreboard, models: int, merges: Sequence[Contender], quest
     limit, kept_back = min(questions, board.most(False)), min(2 * questions, board.most(True))
 
     def checking(unseen: int) -> int:
-        return (MODELS + MERGES + 1) * board.cost(0, unseen, unseen=True)  # and task arithmetic
+        return (MODELS + FINALISTS + 1) * board.cost(0, unseen, unseen=True)  # and task arithmetic
 
     def racing(most: int) -> int:
         alone = worst_case(models, rung_ends(models, most, tasks), board.cost, SURE)
@@ -108,96 +105,6 @@ def find_plain(heat: Heat) -> Contender | None:
     return max(plain, key=lambda each: last[each.label], default=None)
 
 
-@dataclass(frozen=True)
-class CheckResult:
-    """Contenders on unseen questions, the kept one, the best merge, and the number of questions that each was asked."""
-
-    challenges: tuple[Challenge, ...]
-    kept: Contender
-    best: Contender
-    unseen: int
-
-
-def check(
-    board: Scoreboard,
-    models: Sequence[Contender],
-    merges: Sequence[Contender],
-    plain: Contender | None,
-    raced: Sequence[Contender],
-    seen: int,
-    count: int,
-) -> CheckResult:
-    """Ask unseen questions, and keep a single model unless a merge is better than all of them beyond the interval.
-
-    Of several such merges, and of the models, the one with the best score on all questions is kept. From there, scales
-    beside it take its place if they are better by the same rule, as far as the budget goes. But task arithmetic, if
-    it is also better than the models, gives way only to a merge that is better than task arithmetic beyond the
-    interval.
-
-    Args:
-        board: Asks the questions.
-        models: The best single models, at most `MODELS`.
-        merges: The best merges, at most `MERGES`.
-        plain: The best merge by task arithmetic, if there is one.
-        raced: All merges of the race.
-        seen: The questions of each task that all merges answered in the race.
-        count: The unseen questions of each task: fewer are asked if the budget ends, none if it has ended.
-    """
-    everyone = {each.label: each for each in (*models, *merges, *([] if plain is None else [plain]))}.values()
-    left = board.meter.questions_left(runs=sum(each.is_merge for each in everyone))
-    while count and sum(board.missing(each, count, unseen=True) for each in everyone) > left:
-        count //= 2
-    answers: dict[str, Mapping[str, Array]] = {}
-    with suppress(BudgetSpentError):  # methods may take longer than before
-        for each in (*models, *merges) if count else ():
-            answers[each.label] = board.ask(each, count, unseen=True)
-    if len(answers) <= len(models):
-        return CheckResult((), models[0], merges[0], 0)
-    merges = [each for each in merges if each.label in answers]
-    objective = board.objective
-
-    def compare(one: Contender, other: Contender) -> Challenge:
-        own = answers[one.label]
-        gain = paired_interval(objective, own, answers[other.label])
-        return Challenge(one.label, objective_interval(objective, own), other.label, gain, gain.verdict == "better")
-
-    def compare_with_models(one: Contender) -> Challenge:
-        """Return the comparison with the model that is the hardest to beat."""
-        return min((compare(one, each) for each in models), key=lambda own: own.gain.low if own.gain else 0.0)
-
-    def overall(each: Contender) -> float:
-        before, after = board.answers(each), answers[each.label]
-        return score(objective, {task: np.concatenate([before[task][:seen], after[task]]) for task in after})
-
-    models = sorted(models, key=overall, reverse=True)
-    order = sorted(merges, key=overall, reverse=True)
-    found = [compare_with_models(each) for each in order]
-    kept = next((each for each, own in zip(order, found, strict=True) if own.better), models[0])
-    moving, reserved = kept.is_merge, 0 if plain is None else board.missing(plain, count, unseen=True)
-    with suppress(BudgetSpentError):
-        while moving:
-            moving = False
-            for each in [kept.at(kept.scale * 2**side) for side in (-FINEST, FINEST)]:
-                if each.label in answers:
-                    continue
-                board.ask(each, seen, reserved=reserved, between=enclosing(raced, each))
-                answers[each.label] = board.ask(each, count, unseen=True, reserved=reserved)
-                order.append(each)
-                found.append(compare_with_models(each))
-                if found[-1].better and overall(each) > overall(kept):
-                    kept, moving = each, True
-    if plain is not None and kept.is_merge and kept.at(1.0) != plain.at(1.0):
-        with suppress(BudgetSpentError):
-            answers[plain.label] = board.ask(plain, count, unseen=True)
-    if plain is not None and plain.label in answers and kept.is_merge and kept.at(1.0) != plain.at(1.0):
-        beside = compare_with_models(plain)
-        found += [*([] if plain in order else [beside]), compare(kept, plain)]
-        if beside.better and not found[-1].better:
-            kept = plain
-    alone = [Challenge(each.label, objective_interval(objective, answers[each.label])) for each in models]
-    return CheckResult((*alone, *found), kept, max(order, key=overall), board.cost(0, count, unseen=True))
-
-
 def decide(
     board: Scoreboard,
     models: Sequence[Contender],
@@ -219,7 +126,7 @@ def decide(
         raise MerganserError(f"no merge could be asked: {board.journal.failures.get(finalists[0].label, FAILED)}")
     seen = heat.rungs[-1].budget if heat.rungs else 0
     plain = find_plain(heat)
-    found = check(board, alone.order[:MODELS], finalists[:MERGES], plain, heat.order, seen, planned.unseen)
+    found = check(board, alone.order[:MODELS], finalists[:FINALISTS], plain, heat.order, seen, planned.unseen)
     kept, best = found.kept, found.best
     verdict: MergeVerdict = "merge" if kept.is_merge else "do not merge"
     return Decision(

@@ -20,12 +20,12 @@ from itertools import pairwise
 
 from merganser.evaluate.search import Rung, rung_sizes
 from merganser.evolve.arrays import Array
-from merganser.tuning.autopilot.answers import BudgetSpentError, Scoreboard
+from merganser.tuning.autopilot.answers import FINALISTS, BudgetSpentError, Scoreboard
 from merganser.tuning.autopilot.contenders import Contender
 from merganser.tuning.autopilot.racing import Heat, reject, rung_ends, score
 
-#: Methods that reach the last rung, and scales of each method that go on to the next one.
-FINALISTS, CARRIED = 3, 3
+#: Scales of each method that go on to the next rung.
+CARRIED = 3
 #: The smallest distance between scales, in octaves.
 FINEST = 1 / 8
 #: The largest distance, in octaves, of two scales whose common answers a scale in between takes over.
@@ -152,9 +152,8 @@ class MergeRace:
                         self.methods[method].append(new)
 
     def finalists(self) -> list[Contender]:
-        """Return the merges that answered all questions of the race, the best first; without scores, any."""
-        known = [each for own in self.methods.values() for each in own]
-        found = sorted(known, key=self.height, reverse=True)
+        """Return the best scale of each of the last methods, the best first; without scores, any."""
+        found = sorted(map(self.best, self.methods), key=self.height, reverse=True)
         return [each for each in found if self.height(each) > -math.inf] or found[:1]
 
 
