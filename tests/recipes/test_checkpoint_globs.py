@@ -57,6 +57,14 @@ def test_a_window_counts_steps_back_from_the_last(run, window, kept):
     assert labels(found) == [f"run/checkpoint-{step}" for step in STEPS[-kept:]]
 
 
+def test_the_step_is_the_last_number_of_a_name(run):
+    """Names of runs have numbers of their own."""
+    for run_number, step in ((9, 100), (2, 200), (1, 300)):
+        (run / f"seed{run_number}-step{step}").mkdir()
+    found = recipe(run, [{"path": "seed*-step*", "window": 100}])
+    assert sorted(labels(found)) == ["seed1-step300", "seed2-step200"]
+
+
 def test_a_window_needs_a_number_and_steps(run):
     with pytest.raises(RecipeError, match=r"models\[0\]\.window: expected a number of steps, got 'all'"):
         recipe(run, [{"path": "run/checkpoint-*", "window": "all"}])
