@@ -60,11 +60,30 @@ def atm(
 ) -> ATM:
     """Iterate θ⁽ᵏ⁺¹⁾ = θ⁽ᵏ⁾ + (α/T) Σ_t τ_t⁽ᵏ⁾ (with `average=False` α Σ_t τ_t⁽ᵏ⁾), τ_t⁽ᵏ⁾ tuned from θ⁽ᵏ⁾.
 
-    Each task gets `budget` epochs in rounds of `epochs_per_round`; a remainder makes a shorter last round. The data of
-    the step functions decide between ATM and PA-ATM (a task's training data, or held-out data that its owner shares
-    instead); the update with `average` is the thesis' for PA-ATM. With one gradient-descent step per round it is joint
-    training on the mean loss with step αη. With `path`, every round is saved in that directory and a later call
-    continues after the last finished one, also with a larger budget.
+    The data of the step functions decide between ATM and PA-ATM (a task's training data, or held-out data that its
+    owner shares instead); the update with `average` is the thesis' for PA-ATM. With one gradient-descent step per round
+    it is joint training on the mean loss with step αη.
+
+    Args:
+        base: The weights θ⁽⁰⁾ to start from.
+        steps: For each task, a function of weights and a number of epochs that returns the tuned weights.
+        budget: The epochs of each task.
+        epochs_per_round: Epochs between two merges; a remainder of the budget makes a shorter last round.
+        alpha: The scale α of the merged update.
+        average: Divide the sum of the task vectors by their number T.
+        score: A function of weights whose value the history records.
+        path: A directory for the finished rounds. A later call continues after the last one, also with a larger budget.
+
+    Returns:
+        The weights after the last round, and the history.
+
+    Raises:
+        InputError: If there are no tasks or no epochs, or the directory contains another run.
+
+    Example:
+        >>> found = mg.tuning.atm.atm(base.state_dict(), {"math": tune_math, "code": tune_code}, budget=6)
+        >>> len(found.history)
+        6
     """
     if not steps:
         raise InputError("no tasks; ATM needs a step function for each task")

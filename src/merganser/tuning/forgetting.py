@@ -34,12 +34,25 @@ def forgetting_path(
     positions: Sequence[float] = _DEFAULT,
     tolerance: float | None = None,
 ) -> ForgettingPath:
-    """Score the path with two functions (higher is better) and choose a point on it.
+    """Score the path from the base to an expert with two functions, and choose a point on it.
 
-    With `tolerance`, this is the best `learned` among the points whose `kept` is at most that much below the base's.
-    Without, it has the largest sum of two shares, (kept(λ) − kept(1)) / (kept(0) − kept(1)) and (learned(λ) −
-    learned(0)) / (learned(1) − learned(0)); a share with a non-positive denominator does not count. Ties go to the
-    smaller λ, closer to the base. A point with a score of NaN is never chosen.
+    Without a tolerance, the point has the largest sum of two shares, (kept(λ) − kept(1)) / (kept(0) − kept(1)) and
+    (learned(λ) − learned(0)) / (learned(1) − learned(0)); a share with a non-positive denominator does not count. Ties
+    go to the smaller λ, closer to the base. A point with a score of NaN is never chosen.
+
+    Args:
+        base: The weights θ_0 before fine-tuning.
+        expert: The weights θ_t after it.
+        kept: Scores weights on what the base knew; higher is better.
+        learned: Scores weights on the expert's task; higher is better.
+        positions: The points λ to score, rising from 0 to 1.
+        tolerance: Choose the best `learned` among the points whose `kept` is at most this much below the base's.
+
+    Returns:
+        The scores of all points, and the chosen one.
+
+    Raises:
+        InputError: If the positions do not rise from 0 to 1, or one of the ends has no score.
     """
     if list(positions) != sorted(set(positions)) or positions[0] != 0 or positions[-1] != 1:
         raise InputError(f"positions must rise from 0 to 1, got {list(positions)}")

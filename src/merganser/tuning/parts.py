@@ -18,8 +18,12 @@ from merganser.modules.functional import Weights
 def tsv_parts(task_vectors: Mapping[str, Weights], rule: TSV | None = None) -> dict[str, dict[str, Tensor]]:
     """Return U⊥_t Σ_t V⊥_tᵀ for every task's matrices, Δ_t / T for other tensors; they sum to TSV-Merge's task vector.
 
-    U⊥_t are task t's columns of the orthogonalised [U₁ … U_T]. `rule` has the truncation, patterns and tolerance.
-    Near-identical tasks count once, as in the merge, and share their part equally.
+    U⊥_t are task t's columns of the orthogonalised [U₁ … U_T]. Near-identical tasks count once, as in the merge, and
+    share their part equally.
+
+    Args:
+        task_vectors: The task vectors by name.
+        rule: The truncation, patterns and tolerance; by default those of `tsv`.
     """
     if not task_vectors:
         raise InputError("expected at least one task vector to split")

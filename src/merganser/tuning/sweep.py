@@ -150,8 +150,16 @@ def parse_over(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def variants(recipe: str | os.PathLike[str] | Mapping[str, Any], over: Over) -> list[Variant]:
-    """Return every combination of the values, planned. Parameters that a method lacks are left out of its recipes,
-    and equal recipes are merged into one.
+    """Return every combination of the values, planned.
+
+    Parameters that a method lacks are left out of its recipes, and equal recipes are merged into one.
+
+    Args:
+        recipe: A recipe: a file or a document.
+        over: The values of each parameter, of `method` or of `seed`.
+
+    Raises:
+        InputError: If there are no values, or no method of the sweep has a parameter.
     """
     if not over or not all(over.values()):
         raise InputError("nothing to sweep over; expected at least one value of one parameter")
@@ -184,9 +192,21 @@ def sweep(
 ) -> Sweep:
     """Score the variants of a recipe; higher is better.
 
-    One budget is a grid; several are successive halving: all variants on the first, the best `keep` of them on the
-    next. `score(variant, budget)` merges by `variant.weights()` or `variant.into(module)`. `journal` is the file that
-    makes the sweep resumable; `scored_by` names the score in it, so that scores of another kind are not reused.
+    Args:
+        recipe: A recipe: a file or a document.
+        over: The values of each parameter, of `method` or of `seed`.
+        score: A function of a variant and a budget, which merges by `variant.weights()` or `variant.into(module)`.
+        budgets: One budget is a grid; several are successive halving: all variants on the first, the best on the next.
+        keep: The share of variants that reach the next budget.
+        journal: A file for the scores; repeat the call to continue an interrupted sweep.
+        scored_by: Names the score in the journal, so that scores of another kind are not reused.
+        on_score: Called with every variant, its budget and its score.
+
+    Returns:
+        The variants from best to worst, and the recipe of the best.
+
+    Raises:
+        InputError: If the recipe cannot be varied like this, or the journal is of another sweep.
     """
     listed = {variant.label: variant for variant in variants(recipe, over)}
     place = None if journal is None else Path(journal)
