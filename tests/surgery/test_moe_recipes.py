@@ -31,3 +31,17 @@ def test_low_rank_experts_are_refused_with_the_reason() -> None:
     document = {"base_model": "base", "gate_mode": "random", "experts": experts, "expert_rank": 8}
     with pytest.raises(RecipeError, match="expert_rank: no mixture that transformers loads has experts of low rank"):
         load_moe(document)
+
+
+@pytest.mark.parametrize("key", ["noise_scale", "residual_scale"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "much", [1.0]])
+def test_scales_are_finite_numbers(key: str, value: object) -> None:
+    """A scale that is not finite would write an expert without a finite weight."""
+    experts = [{"source_model": "a", key: value}, {"source_model": "b"}]
+    with pytest.raises(RecipeError, match=rf"experts\[0\]\.{key}: expected a finite number"):
+        load_moe({"base_model": "base", "gate_mode": "random", "experts": experts})
+
+
+def test_a_scale_may_be_quoted() -> None:
+    experts = [{"source_model": "a", "residual_scale": "0.5"}, {"source_model": "b"}]
+    assert load_moe({"base_model": "base", "gate_mode": "random", "experts": experts}).experts[0].scale == 0.5

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ PROMPTED = ("hidden", "hidden_last", "hidden_avg", "cheap_embed")
 _KEYS = ("base_model", "experts", "gate_mode", "dtype", "experts_per_token", "shared_experts", "architecture", "seed")
 _NO_RANKS = (
     "no mixture that transformers loads has experts of low rank over a shared MLP: each expert is an MLP of its own; "
-    "keep low-rank experts in a library instead"
+    "extract an adapter of each expert (merganser extract-lora) and let PEFT's Arrow route between them"
 )
 _EXPERT_KEYS = ("source_model", "positive_prompts", "negative_prompts", "noise_scale", "residual_scale")
 
@@ -195,6 +196,7 @@ def _prompts(raw: Any, where: str) -> tuple[str, ...]:
 def _number(raw: Any, where: str) -> float | None:
     if raw is None:
         return None
-    if isinstance(raw, bool) or not isinstance(raw, (int, float)):
-        raise RecipeError(f"{where}: expected a number")
-    return float(raw)
+    plain = fields.unquote(raw)
+    if isinstance(plain, bool) or not isinstance(plain, (int, float)) or not isfinite(plain):
+        raise RecipeError(f"{where}: expected a finite number, got {fields.kind_of(raw)}")
+    return float(plain)
