@@ -39,9 +39,35 @@ def statistics(module, name, batches):
         for inputs in batches:
             module(inputs)
     handle.remove()
-    rows = torch.cat([o.movedim(1, -1) if isinstance(layer, nn.Conv2d) else o for o in outputs])
+    rows = torch.cat([o.movedim(1, -1) if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d) else o for o in outputs])
     rows = rows.reshape(-1, rows.shape[-1])
     return rows.mean(0), rows.std(0, unbiased=False)
+
+
+class Turned(nn.Module):
+    """Layers that store their weights as inputs × outputs: transposed convolutions and transformers' Conv1D."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose2d(3, 5, 2)
+        self.first = pytest.importorskip("transformers").pytorch_utils.Conv1D(7, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.first(self.up(x).relu().movedim(1, -1).contiguous())
+        return out
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+def test_layers_with_turned_weights_are_repaired(sequential):
+    merged, *endpoints = (Turned().double() for _ in range(3))
+    for scale, module in enumerate([merged, *endpoints]):
+        module.up.weight.data *= 1 + scale
+    batches = batches_of((8, 3, 6, 6), 1)
+    repaired = repair(merged, endpoints, batches, sequential=sequential)
+    for name in ("up", "first"):
+        goals = [statistics(module, name, batches) for module in endpoints]
+        for found, first, second in zip(statistics(repaired, name, batches), *goals, strict=True):
+            torch.testing.assert_close(found, (first + second) / 2)
 
 
 NETWORKS = {

@@ -181,6 +181,71 @@ def test_a_tail_in_the_middle_of_a_stream():
         torch.testing.assert_close(output, module(x))
 
 
+class Attending(nn.Module):
+    """Torch's own attention, which has weights and a layer inside that is never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.attention = nn.Linear(6, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(x + self.attention(x, x, x, need_weights=False)[0])
+
+
+@pytest.mark.parametrize("until", ["first", "attention", "last"])
+def test_a_layer_with_layers_inside_belongs_to_the_tail_it_runs_in(until):
+    module, other = Attending().double(), Attending().double()
+    x = torch.randn(12, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    zipped = zip_models([module, other], symmetry(module, x[:2]), [x], until=until)
+    order = ["first", "attention", "last"]
+    before = {name for layer in order[: order.index(until)] for name in module.state_dict() if name.startswith(layer)}
+    assert zipped.shared == before
+    if until == "first":  # everything is separate, so both heads are the models themselves
+        for output, model in zip(zipped.module(module)(x), (module, other), strict=True):
+            torch.testing.assert_close(output, model(x))
+
+
+class Upsampling(nn.Module):
+    """A convolution and a transposed one, flattened into a linear layer."""
+
+    def __init__(self, width, high):
+        super().__init__()
+        self.down, self.up = nn.Conv2d(3, width, 3, 2, 1), nn.ConvTranspose2d(width, high, 2, 2)
+        self.last = nn.Linear(high * 16, 4)
+
+    def forward(self, x):
+        return self.last(self.up(self.down(x).relu()).relu().flatten(1))
+
+
+class Turned(nn.Module):
+    """Layers that store their weights as inputs × outputs, as GPT-2 does."""
+
+    def __init__(self, width):
+        super().__init__()
+        make = pytest.importorskip("transformers").pytorch_utils.Conv1D
+        self.first, self.last = make(width, 6), make(4, width)
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+
+@pytest.mark.parametrize(
+    ("make", "narrow", "wide", "shape"),
+    [(Upsampling, (3, 4), (5, 6), (20, 3, 4, 4)), (Turned, (5,), (8,), (20, 6))],
+)
+def test_layers_with_turned_weights_are_grouped_by_what_they_write(make, narrow, wide, shape):
+    small, large = make(*narrow).double(), make(*wide).double()
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    both = [symmetry(small, x[:2]), symmetry(large, x[:2])]
+    assert all(groupable(small, both[0], x[:2]).values())
+    zipped = zip_models([small, scramble(small, both[0], 3)], both[0], [x])
+    assert zipped.groups.keys() == both[0].atoms.keys()
+    torch.testing.assert_close(zipped.module(small)(x), small(x))
+    assert zip_models([small, large], both, [x]).module(large)(x).isfinite().all()
+
+
 def test_grouping_beats_averaging_of_strangers():
     """Not exact, but closer to the mean of the functions than the mean of the weights."""
     (a, free), (b, _) = network((4, 40, 3), 0), network((4, 40, 3), 1)

@@ -20,15 +20,7 @@ from merganser.align.terms import TermLayout
 from merganser.errors import InputError
 from merganser.kernels.assignment import Path
 from merganser.modules.batches import InputsLike, forward, several
-from merganser.modules.moments import (
-    CHANNELS_LAST,
-    CHANNELS_SECOND,
-    Moments,
-    channel_rows,
-    check_finite,
-    evaluating,
-    hooked,
-)
+from merganser.modules.moments import Moments, channel_rows, check_finite, evaluating, hooked, output_axis
 
 
 @dataclass(frozen=True)
@@ -120,7 +112,7 @@ def _canonical(model: nn.Module, symmetry: Symmetry) -> nn.Module:
 
 
 def _watched(model: nn.Module, symmetry: Symmetry) -> dict[str, AxisSegments]:
-    """Return the layers whose output channels move, with the channels: the rows of their weight.
+    """Return the layers whose output channels move, with the channels.
 
     The weight of a normalisation is constant in the canonical form; its channels are the inputs of its readers.
     """
@@ -134,9 +126,9 @@ def _watched(model: nn.Module, symmetry: Symmetry) -> dict[str, AxisSegments]:
         weight = f"{name}.weight" if name else "weight"
         if weight in normalised:
             found[name] = normalised[weight]
-        elif isinstance(module, CHANNELS_SECOND + CHANNELS_LAST) and weight in symmetry.axes:
-            found[name] = symmetry.axes[weight][0]
-    return {name: axis for name, axis in found.items() if any(segment.atoms for segment in axis)}
+        elif (axis := output_axis(module)) is not None and weight in symmetry.axes:
+            found[name] = symmetry.axes[weight][axis]
+    return {name: channels for name, channels in found.items() if any(segment.atoms for segment in channels)}
 
 
 def _outputs(model: nn.Module, layers: Iterable[str], batch: InputsLike) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from merganser.align.state import State
 from merganser.errors import InputError
 from merganser.modules.batches import InputsLike, forward, reusable
 from merganser.modules.convolutions import CONVOLUTIONS
-from merganser.modules.moments import evaluating, run
+from merganser.modules.moments import evaluating, is_turned, run
 
 #: The shapes of tensors by name.
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -131,7 +131,7 @@ def silenced(model: nn.Module, block: str, batches: Iterable[InputsLike]) -> fro
         args, kwargs = calls[0]
         stream = args[0] if args else next(value for value in kwargs.values() if isinstance(value, Tensor))
         layers = [
-            n for n, m in part.named_modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd) or _turned(m)
+            n for n, m in part.named_modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd) or is_turned(m)
         ]
         zero = list(layers)
         for layer in [None, *layers]:  # first zero all of them, then restore one after another
@@ -148,11 +148,6 @@ def silenced(model: nn.Module, block: str, batches: Iterable[InputsLike]) -> fro
     return frozenset(
         f"{block}.{name}.{leaf}" for name in zero for leaf in dict(part.get_submodule(name).named_parameters())
     )
-
-
-def _turned(module: nn.Module) -> bool:
-    """Return whether a module is transformers' Conv1D, a linear layer."""
-    return type(module).__name__ == "Conv1D"
 
 
 def _block_names(model: nn.Module, blocks: str) -> list[str]:

@@ -94,22 +94,22 @@ def _replayed(module: nn.Module, outputs: Sequence[Any]) -> Iterator[None]:
 @torch.no_grad()
 def tail_tensors(module: nn.Module, batches: Iterable[InputsLike], until: str) -> frozenset[str]:
     """Return the tensors of a layer and of all layers that run after it."""
-    if until not in (known := dict(module.named_modules())) or not until:
+    known = {name: part for name, part in module.named_modules() if name}
+    if until not in known:
         raise InputError(f"there is no layer {until!r}{did_you_mean(until, known)}")
     calls: list[str] = []
-    leaves = {name: part for name, part in module.named_modules() if name and not _parts(part)}
 
     def note(name: str) -> Callable[[nn.Module, Any], None]:
         return lambda _module, _inputs: calls.append(name)
 
     with ExitStack() as stack, evaluating(module):
-        for name, part in leaves.items():
+        for name, part in known.items():
             stack.callback(part.register_forward_pre_hook(note(name)).remove)
         forward(module, next(iter(batches)))
     begin = next((place for place, name in enumerate(calls) if name == until or name.startswith(f"{until}.")), None)
     if begin is None:
         raise InputError(f"the layer {until!r} does not run on these batches")
     late = {*calls[begin:], until}
-    if both := [name for name in calls[:begin] if name in late and _weights(leaves[name])]:
+    if both := [name for name in calls[:begin] if name in late and _weights(known[name])]:
         raise InputError(f"the layer {both[0]!r} runs before and after {until!r} begins: it cannot stay separate")
     return frozenset(name for name in module.state_dict() if any(name.startswith(f"{layer}.") for layer in late))

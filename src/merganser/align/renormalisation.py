@@ -22,10 +22,17 @@ from merganser.align.state import State, average, shares_of, state_of
 from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError
 from merganser.modules.batches import InputsLike, first_tensor, without_targets
-from merganser.modules.convolutions import CONVOLUTIONS
-from merganser.modules.moments import Moments, channel_rows, channels_second, check_finite, evaluating, hooked, run
+from merganser.modules.moments import (
+    Moments,
+    channel_rows,
+    channels_second,
+    check_finite,
+    evaluating,
+    hooked,
+    output_axis,
+    run,
+)
 
-REPAIRABLE = (nn.Linear, *CONVOLUTIONS, nn.LayerNorm, nn.GroupNorm)
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 
@@ -140,7 +147,7 @@ def _layers(model: nn.Module, skip: Sequence[str]) -> list[str]:
     return [
         name
         for name, module in modules.items()
-        if isinstance(module, REPAIRABLE)
+        if output_axis(module) is not None
         and name not in skip
         and (weight := module._parameters.get("weight")) is not None
         and owners[id(weight)] == 1
@@ -207,13 +214,14 @@ def _correction(goal: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor], has_bia
 
 
 def _fold(layer: nn.Module, goal: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor]) -> None:
-    weight, bias = layer.weight, layer.bias
-    if not isinstance(weight, Tensor):
+    weight, bias, axis = layer.weight, layer.bias, output_axis(layer)
+    if not isinstance(weight, Tensor) or axis is None:
         raise TypeError(f"{type(layer).__name__} has no weight to fold into")
     scale, shift = _correction(goal, now, isinstance(bias, Tensor))
     with torch.no_grad():
-        rows = weight.double().reshape(scale.numel(), -1)
-        weight.copy_((rows * scale[:, None].to(rows)).reshape(weight.shape))
+        moved = weight.double().movedim(axis, 0)
+        rows = moved.reshape(scale.numel(), -1) * scale[:, None].to(moved)
+        weight.copy_(rows.reshape(moved.shape).movedim(0, axis))
         if isinstance(bias, Tensor):
             flat = bias.double().flatten()
             bias.copy_((flat * scale.to(flat) + shift.to(flat)).reshape(bias.shape))

@@ -24,6 +24,7 @@ from merganser.align.sensitivity import relative_difference
 from merganser.align.symmetries import Symmetry
 from merganser.kernels.linear_assignment import Index
 from merganser.modules.batches import InputsLike, without_targets
+from merganser.modules.moments import is_turned
 
 _RTOL = 1e-9
 
@@ -56,12 +57,8 @@ def reads(module: nn.Module, name: str, dim: int) -> bool:
     """Whether axis `dim` of a weight counts what a layer reads, by the kind of the layer; else it writes."""
     owner, _, _ = name.rpartition(".")
     layer = module.get_submodule(owner)
-    if isinstance(layer, nn.modules.conv._ConvTransposeNd):
-        return name.endswith("weight") and dim == 0
-    if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd | nn.MultiheadAttention) or hasattr(layer, "nx"):
-        turned = hasattr(layer, "nx")  # transformers' Conv1D keeps its weight the other way round
-        return name.endswith("weight") and dim == (0 if turned else 1)
-    return False
+    linear = isinstance(layer, nn.Linear | nn.modules.conv._ConvNd | nn.MultiheadAttention) or is_turned(layer)
+    return linear and name.endswith("weight") and dim == (0 if is_turned(layer) else 1)
 
 
 def axis_dims(block: Block) -> list[int]:

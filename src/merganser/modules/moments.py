@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from merganser.errors import InputError
 from merganser.modules.batches import InputsLike, forward, several
-from merganser.modules.convolutions import CONVOLUTIONS
 
 Hook = Callable[[Tensor], Tensor | None]
 
-CHANNELS_SECOND = (*CONVOLUTIONS, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
+CHANNELS_SECOND = (nn.modules.conv._ConvNd, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
 CHANNELS_LAST = (nn.Linear, nn.LayerNorm)
 
 
@@ -47,6 +46,22 @@ class Moments:
         if self.mean is None or self.squares is None:
             raise InputError("no batch was added")
         return self.mean, (self.squares / self.count).sqrt()
+
+
+def is_turned(module: nn.Module) -> bool:
+    """Return whether a linear layer stores its weight as inputs × outputs: a transposed convolution, or transformers'
+    Conv1D.
+    """
+    return isinstance(module, nn.modules.conv._ConvTransposeNd) or type(module).__name__ == "Conv1D"
+
+
+def output_axis(module: nn.Module) -> int | None:
+    """Return the axis of a layer's weight that counts the channels of its output; None for a layer without one."""
+    if isinstance(module, nn.modules.conv._ConvTransposeNd) and module.groups > 1:
+        return None  # it counts those of one group
+    if is_turned(module):
+        return 1
+    return 0 if isinstance(module, CHANNELS_SECOND + CHANNELS_LAST) else None
 
 
 def channels_second(module: nn.Module, output: Tensor) -> bool:
