@@ -4,11 +4,12 @@
 
 Trains small networks (`alignment_training`, about half a minute of processor each), or takes them from the cache. The
 barrier is the loss of the mean network less the mean loss of its ends, in the plain form and after REPAIR on 8 batches
-of training inputs. "weights" needs no data, "activations" the same 8 batches, "loss" 40 labelled ones: it lowers the
-loss of the midpoint by the straight-through estimator, in 200 steps for either group of maps. Every pair of seeds is
-matched by itself; three seeds or more are also matched jointly in a universe (not by "loss"), and the mean of all is
-scored. Goal: half the barrier of permutations found in the same way. The guard is the median cosine of initial and
-trained weight matrices. With some of the kinds or sources, what the file has of the others stays.
+of training inputs. "weights" needs no data, "activations" the same 8 batches. "outputs" and "loss" learn the maps by
+the straight-through estimator, in 200 steps for either group of maps: "outputs" makes the midpoint predict what the two
+networks predict on average, on the same 8 batches without labels; "loss" lowers its loss on 40 labelled ones. Every
+pair of seeds is matched by itself; three seeds or more are also matched jointly in a universe (not by learning), and
+the mean of all is scored. Goal: half the barrier of permutations found in the same way. The guard is the median cosine
+of initial and trained weight matrices. With some of the kinds or sources, what the file has of the others stays.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ Batch = tuple[Tensor, Tensor]
 
 #: Batches for activations and REPAIR.
 FEW = 8
-SOURCES = ("weights", "activations", "loss")
-#: Batches, epochs and rates (of weights, of maps) of the straight-through estimator, chosen on ViTs of two other seeds.
-LABELLED, EPOCHS = 40, 5
+SOURCES = ("weights", "activations", "outputs", "loss")
+#: Sources by which maps are learned, and the batches and epochs of each.
+LEARNED = {"outputs": (FEW, 25), "loss": (40, 5)}
+#: Rates of the straight-through estimator (of weights, of maps), chosen by "loss" on ViTs of two other seeds.
 RATES = {"permutation": 3e-3, "orthogonal": 0.03}
 
 
@@ -49,15 +51,23 @@ def aligned(networks: Sequence[nn.Module], known: Symmetry, source: str, kind: s
         return match_to_reference(networks, known, workers=1)
     if source == "activations":
         return match_to_reference(networks, known, method=source, batches=inputs, standardize=True, workers=1)
-    options = {"batches": many, "loss": cross_entropy, "epochs": EPOCHS, "learning_rate": RATES[kind]}
+    count, epochs = LEARNED[source]
+    batches = many[:count] if source == "loss" else [(x, mean_prediction(networks, x)) for x in inputs]
+    options = {"batches": batches, "loss": cross_entropy, "epochs": epochs, "learning_rate": RATES[kind]}
     return match_to_reference(networks, known, method="ste", workers=1, **options)
+
+
+def mean_prediction(networks: Sequence[nn.Module], inputs: Tensor) -> Tensor:
+    """Return the mean over networks of the probabilities they predict."""
+    with torch.no_grad():
+        return torch.stack([network(inputs).softmax(-1) for network in networks]).mean(0)
 
 
 def barriers(
     networks: Sequence[nn.Module], task: Task, size: int, sources: Sequence[str] = SOURCES, seed: int = 0
 ) -> list[dict[str, Any]]:
     """Loss and accuracy of the mean above those of its ends, for every way to align them."""
-    many = list(islice(task.batches(size, seed + 1000), LABELLED))
+    many = list(islice(task.batches(size, seed + 1000), max(count for count, _ in LEARNED.values())))
     batches = [inputs for inputs, _ in many[:FEW]]
     test = task.test()
     ends = [score(network, test) for network in networks]
@@ -67,7 +77,8 @@ def barriers(
         known = symmetry(networks[0], batches[0][:2], kind="orthogonal" if kind == "orthogonal" else "permutation")
         if kind == "plain":
             known = known.pin("*")
-        possible = SOURCES[: 1 if kind == "plain" else 3 if len(networks) == 2 else 2]
+        possible = [source for source in SOURCES if len(networks) == 2 or source not in LEARNED]
+        possible = possible[:1] if kind == "plain" else possible
         for source in (source for source in possible if source in sources):
             found = aligned(networks, known, source, kind, many)
             middle = type(networks[0])()
