@@ -8,7 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from merganser.align import Symmetry, match, match_to_reference, scramble, self_test, symmetry, universe
+from merganser.align import (
+    Symmetry,
+    choose_universe,
+    match,
+    match_to_reference,
+    scramble,
+    self_test,
+    symmetry,
+    universe,
+)
 from merganser.align.latents import LatentMaps
 from merganser.align.permutations import apply, compose, identity, inverse, random
 from merganser.align.state import states_of
@@ -180,8 +189,27 @@ def test_a_universe_of_rotated_copies_merges_to_the_same_function() -> None:
     merged.load_state_dict(joined.merged())
     torch.testing.assert_close(merged(X.double()), net(X.double()), rtol=1e-4, atol=1e-4)
     assert joined.cycle_error() < 1e-8
-    with pytest.raises(InputError, match="random start"):
-        universe([net, net], found, start="sinkhorn")
+
+
+@pytest.mark.parametrize("norm", [nn.RMSNorm, nn.LayerNorm])
+def test_random_starts_take_rotations(norm: type[nn.Module]) -> None:
+    """`choose_universe` uses them by default."""
+    net = network(norm)
+    found = symmetry(net, X.double(), kind="orthogonal")
+    nets = [net, scramble(net, found, 1)]
+    starts = [universe(nets, found, start="sinkhorn", seed=seed) for seed in (0, 0, 1)]
+    assert starts[0].objective == starts[1].objective
+    assert all(permutations.keys() == found.atoms.keys() for permutations in starts[2].permutations)
+    merged = network(norm)
+
+    def closeness(state: dict[str, Tensor]) -> float:
+        merged.load_state_dict(state)
+        with torch.no_grad():
+            return -float((merged(X.double()) - net(X.double())).norm())
+
+    choice = choose_universe(nets, found, closeness, tries=1)
+    assert [each.name for each in choice.candidates][2] == "C²M³ from sinkhorn, seed 0"
+    assert max(each.score for each in choice.candidates) > -1e-4
 
 
 def test_orthogonal_maps_agree_more_than_permutations() -> None:

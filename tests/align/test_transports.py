@@ -130,6 +130,17 @@ def test_scores_that_are_not_numbers_rank_last_and_are_refused_alone(travellers)
         transport(tuned, source, target, free, alignment=planted, score=lambda state: float("nan"))
 
 
+def test_a_match_that_is_learned_takes_the_loss_of_the_transport(travellers):
+    """`loss` is one option of the transport, also where the match needs it."""
+    module, free, tuned, source, target, planted = travellers
+    module.load_state_dict(source)
+    batches = [(torch.randn(8, 6), torch.randn(8, 3))]
+    options = {"method": "ste", "batches": batches, "loss": nn.functional.mse_loss}
+    moved = transport(tuned, module, target, free, **options)
+    expected = transport(tuned, source, target, free, alignment=planted)
+    assert all(torch.allclose(moved[name], tensor, atol=1e-5) for name, tensor in expected.items())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from merganser.align.permutations import Permutations, check, identity
+from merganser.align.permutations import Permutations, check, identity, random_rotations
 from merganser.align.placements import Placing
 from merganser.align.terms import TermLayout
 from merganser.errors import InputError, one_of
@@ -40,8 +40,6 @@ def start_placings(layout: TermLayout, count: int, start: Start, seed: int, held
         held = held or frozenset({0})
         uniform = {path: torch.full((m, m), 1.0 / m) for path, m in _sizes(layout).items()}
         return [still if model in held else uniform for model in range(count)]
-    if any(atom.group != "permutation" for atom in layout.symmetry.atoms.values()):
-        raise InputError("a random start is a mixture of permutations: give another start for orthogonal maps")
     streams = np.random.default_rng(seed).spawn(count)
     return [still if model in held else _random_placing(layout, streams[model]) for model in range(count)]
 
@@ -75,16 +73,19 @@ def _sizes(layout: TermLayout) -> dict[Path, int]:
 
 
 def _random_placing(layout: TermLayout, generator: np.random.Generator) -> dict[Path, Tensor]:
-    """Return a random point of the hull: H[h, h'] · D_{hh'}[d, d'] · …, each factor doubly stochastic.
+    """Return a random point of the hull: H[h, h'] · D_{hh'}[d, d'] · …, each factor doubly stochastic or a rotation.
 
     It is the mean over permutations drawn from H for the parents and, for the pairs they form, from D for the children.
     """
     symmetry = layout.symmetry
     draws = {}
-    for name in symmetry.atoms:
+    for name, atom in symmetry.atoms.items():
         outer = [symmetry.atoms[a].size for a in symmetry.ancestors(name)]
-        size = symmetry.atoms[name].size
-        draws[name] = sinkhorn(generator.uniform(size=(*outer, *outer, size, size)) + 1e-6)
+        shape = (*outer, *outer, atom.size, atom.size)
+        if atom.group == "permutation":
+            draws[name] = sinkhorn(generator.uniform(size=shape) + 1e-6)
+        else:
+            draws[name] = random_rotations(generator, shape, atom.group)
     placing = {}
     for path, m in _sizes(layout).items():
         sizes = layout.sizes(path)

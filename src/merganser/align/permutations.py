@@ -23,7 +23,7 @@ from merganser.align.symmetries import Atom, Symmetry
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError, did_you_mean
-from merganser.kernels.assignment import Path, rotate
+from merganser.kernels.assignment import Path, SymmetryGroup, rotate
 from merganser.kernels.assignment import Permutations as Permutations
 from merganser.kernels.linear_assignment import Index
 
@@ -48,8 +48,17 @@ def random(symmetry: Symmetry, seed: int = 0) -> Permutations:
         if (group := symmetry.atoms[name].group) == "permutation":
             found[name] = generator.permuted(still, axis=-1)
         else:
-            for index in np.ndindex(still.shape[:-2]):
-                still[index] = rotate(generator.standard_normal(still.shape[-2:]), group)
+            found[name] = random_rotations(generator, still.shape, group)
+    return found
+
+
+def random_rotations(
+    generator: np.random.Generator, shape: tuple[int, ...], group: SymmetryGroup
+) -> NDArray[np.float64]:
+    """Return uniform random members of a group of orthogonal maps, as an array of this shape (…, size, size)."""
+    found = generator.standard_normal(shape)
+    for index in np.ndindex(shape[:-2]):
+        found[index] = rotate(found[index], group)
     return found
 
 

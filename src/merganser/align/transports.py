@@ -53,7 +53,7 @@ def transport(
         score: A function of weights, higher is better. Do not score on the data you test on.
         alignment: π, if it is known.
         gradient_batches: A few labelled batches `(inputs, targets)` of the task.
-        loss: The loss of outputs and targets whose gradient is taken.
+        loss: The loss of outputs and targets, for `gradient_batches` and `method="ste"`.
         method: How to match the bases; see `match`. By weights, and if no `start` is given, attention heads are also
             matched by their spectra first, and the better of both matches is taken.
         **options: Further options of `match`.
@@ -73,6 +73,7 @@ def transport(
         raise InputError("gradient_batches run the target: give a module, not weights")
     tuned, base, new = states_of([finetuned, source, target], symmetry)
     if alignment is None:
+        options |= {"loss": loss} if method == "ste" else {}
         alignment = match_bases(target, source, symmetry, method, **options)
     permutations = alignment.permutations if isinstance(alignment, Match) else alignment
     wide = {
