@@ -81,11 +81,11 @@ def _random_placing(layout: TermLayout, generator: np.random.Generator) -> dict[
     draws = {}
     for name, atom in symmetry.atoms.items():
         outer = [symmetry.atoms[a].size for a in symmetry.ancestors(name)]
-        shape = (*outer, *outer, atom.size, atom.size)
+        sizes = (*outer, *outer, atom.size, atom.size)
         if atom.group == "permutation":
-            draws[name] = sinkhorn(generator.uniform(size=shape) + 1e-6)
+            draws[name] = sinkhorn(generator.uniform(size=sizes) + 1e-6)
         else:
-            draws[name] = random_rotations(generator, shape, atom.group)
+            draws[name] = random_rotations(generator, sizes, atom.group)
     placing = {}
     for path, m in _sizes(layout).items():
         sizes = layout.sizes(path)
