@@ -131,6 +131,44 @@ def test_what_cannot_be_matched_is_refused(tmp_path, llama):
         mg.surgery.match_experts(tmp_path / "bare.safetensors", tmp_path / "bare.safetensors")
 
 
+def ernie(transformers, seed):
+    """Its scores are corrected by one row of numbers beside the router, a column for each expert."""
+    more = {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 12, "moe_layer_start_index": 1}
+    torch.manual_seed(seed)
+    model = transformers.Ernie4_5_MoeForCausalLM(transformers.Ernie4_5_MoeConfig(**more, **SIZES)).eval()
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor += 0.1 * torch.randn_like(tensor)
+        for name, tensor in model.named_buffers():
+            if name.endswith("correction_bias"):
+                tensor += torch.randn_like(tensor)
+    return model
+
+
+def test_what_corrects_scores_moves_along(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    reference, model = (ernie(transformers, seed) for seed in (0, 3))
+    for name, each in (("a", reference), ("b", model)):
+        each.save_pretrained(tmp_path / name)
+    view = mg.surgery.match_experts(tmp_path / "b", tmp_path / "a")
+    assert any(order.tolist() != [*range(5)] for order in view.orders.values())
+    again = transformers.AutoModelForCausalLM.from_pretrained(mg.save(view, tmp_path / "out")).eval()
+    torch.testing.assert_close(again(TOKENS).logits, model(TOKENS).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (3, 1)])
+def test_a_number_for_each_expert_of_unknown_meaning_is_refused(tmp_path, shape):
+    """Left in place it would change the function."""
+    experts = {f"mlp.experts.{i}.w": torch.randn(2, 2) for i in range(3)}
+    tensors = {**experts, "mlp.gate.weight": torch.randn(3, 2), "mlp.shared.scale": torch.ones(3)}
+    known, unknown = tmp_path / "known.safetensors", tmp_path / "unknown.safetensors"
+    save_file(tensors, known)
+    save_file({**tensors, "mlp.temperatures": torch.ones(shape)}, unknown)
+    assert mg.surgery.match_experts(known, known).orders["mlp.experts"].tolist() == [0, 1, 2]
+    with pytest.raises(InputError, match=r"'mlp\.temperatures' seems to have a number for each expert"):
+        mg.surgery.match_experts(unknown, known)
+
+
 def test_a_recipe_matches_experts_before_it_merges(pair):
     """One command for what matching first and merging then gives, also from its plan."""
     place = pair[0]

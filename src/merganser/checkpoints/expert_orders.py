@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 _SINGLE = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 _FUSED = re.compile(r"(.+\.experts)\.([^.]*[A-Za-z][^.]*(?:\.weight|\.bias)?)")
-_ROUTER = re.compile(r"(gate|router)(\..+)?")
+_ROUTER = re.compile(r"(gate|router|moe_statics)(\..+)?|e_score_correction_bias|expert_bias")
+#: What may have as many numbers as there are experts, and says nothing of them.
+_OTHER = re.compile(r"^experts\.|shared|norm|attention|attn")
 _CHUNK = 1 << 22
 
 
@@ -36,7 +39,8 @@ class ExpertLayer:
     Attributes:
         name: What its tensors' names begin with, e.g. "model.layers.0.mlp.experts".
         single: Part -> the names of that part in every expert, where experts are stored one by one.
-        fused: Names of tensors with the experts along their first axis: experts stored together, and the router.
+        fused: Names of tensors with the experts along their first axis (experts stored together, the router) or as
+            columns of one row (ERNIE's correction of scores).
         router: Those of the fused names that belong to the router.
     """
 
@@ -45,6 +49,10 @@ class ExpertLayer:
     fused: list[str] = field(default_factory=list)
     router: list[str] = field(default_factory=list)
     count: int = 0
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.fused, *(name for own in self.single.values() for name in own.values())]
 
 
 def find_experts(checkpoint: Checkpoint) -> list[ExpertLayer]:
@@ -61,11 +69,16 @@ def find_experts(checkpoint: Checkpoint) -> list[ExpertLayer]:
             layer.count = checkpoint.spec(name).shape[0]
     for layer in layers.values():
         parent = layer.name.removesuffix("experts")
-        for name in checkpoint.names():
-            beside = name.startswith(parent) and _ROUTER.fullmatch(name.removeprefix(parent))
-            if beside and checkpoint.spec(name).shape[:1] == (layer.count,):
+        for name in (name for name in checkpoint.names() if name.startswith(parent)):
+            inside, shape = name.removeprefix(parent), checkpoint.spec(name).shape
+            if _ROUTER.fullmatch(inside) and (shape[:1] == (layer.count,) or shape == (1, layer.count)):
                 layer.fused.append(name)
                 layer.router.append(name)
+            elif math.prod(shape) == layer.count and not _OTHER.search(inside):
+                raise CheckpointError(
+                    f"{checkpoint.label}: {name!r} seems to have a number for each expert, but its meaning is not "
+                    "known: the experts cannot be reordered without it"
+                )
     for layer in layers.values():
         if any(len(names) != layer.count for names in layer.single.values()) or not layer.router:
             what = "some experts lack tensors that others have" if layer.router else "there is no router beside them"
@@ -95,17 +108,20 @@ class MatchedExperts(View):
             _refuse_grouped(each)
         self.layers = {layer.name: layer for layer in find_experts(reference)}
         if not self.layers:
-            raise CheckpointError(f"{reference.label} has no experts to match")
+            raise CheckpointError(
+                f"{reference.label} has no experts to match: expected tensors named ….experts.0.… or ….experts.…"
+            )
         #: Names -> the layer they belong to and, of experts stored one by one, their part and place.
         self._places: dict[str, tuple[ExpertLayer, str | None, int]] = {}
         for layer in self.layers.values():
             self._places |= dict.fromkeys(layer.fused, (layer, None, 0))
             self._places |= {name: (layer, part, e) for part, own in layer.single.items() for e, name in own.items()}
-        for name in self._places:
-            if name not in source or source.spec(name).shape != reference.spec(name).shape:
-                found = source.spec(name) if name in source else "missing"
+        for name in {**self._places, **dict.fromkeys(n for layer in find_experts(source) for n in layer.names)}:
+            specs = [each.spec(name) if name in each else None for each in (reference, source)]
+            if len({spec and spec.shape for spec in specs}) > 1:
+                wanted, found = (spec or "missing" for spec in specs)
                 raise CheckpointError(
-                    f"{name!r} is {reference.spec(name)} in {reference.label} and {found} in {source.label}: experts "
+                    f"{name!r} is {wanted} in {reference.label} and {found} in {source.label}: experts "
                     "can be matched only if both have the same number of them, of the same sizes"
                 )
         self._orders: Recent[Index] = Recent()
@@ -132,6 +148,8 @@ class MatchedExperts(View):
         order = self._order(layer)
         if part is not None:
             return self.source.read(layer.single[part][int(order[place])], rows)
+        if self.spec(name).shape[0] != layer.count:
+            return self.source.read(name, rows)[:, torch.from_numpy(order)]
         first, last = rows or (0, layer.count)
         return gather(self.source, name, order[first:last])
 
