@@ -30,6 +30,10 @@ def test_transplant_tokenizer(llama, tmp_path):
     assert run(*words)[-1]["path"] == str(out)
     assert run(*words, "--resume")[-1]["already_complete"]
     assert mg.open(out).spec("model.embed_tokens.weight") == mg.open(donor).spec("model.embed_tokens.weight")
+    padded = tmp_path / "padded"
+    run("transplant-tokenizer", model, "--from", donor, padded, "--pad-to-multiple-of", 64, "--json")
+    rows = mg.open(donor).spec("model.embed_tokens.weight").shape[0]
+    assert mg.open(padded).spec("model.embed_tokens.weight").shape[0] == rows + -rows % 64
     with pytest.raises(InputError, match="--absent|absent tokens"):
         run("transplant-tokenizer", model, "--from", donor, tmp_path / "no", "--absent", "guess")
 

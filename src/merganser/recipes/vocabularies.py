@@ -220,7 +220,10 @@ def _tokens(table: SourceTable, heights: Sequence[int], source: int, where: str,
         own = base if _same_file(table, i) else table.tokens(i)
         known = own or base
         if known is None or (own is None and i == source):
-            raise CheckpointError(f"{where}: {model.label} {lacks} to take a vocabulary from")
+            raise CheckpointError(
+                f"{where}: {model.label} {lacks} to take a vocabulary from; save its tokenizer as a fast one with "
+                "transformers first"
+            )
         if own is None and heights[i] != heights[0]:
             raise CheckpointError(
                 f"{where}: {model.label} {lacks}, and its {heights[i]} embedding rows are not the {heights[0]} of "
