@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.records import RESULTS
-from benchmarks.reporting import drawing, markdown
+from benchmarks.reporting import drawing, goals, markdown
 from benchmarks.reporting.leads import LEADS
-from benchmarks.reporting.parts import Figure
+from benchmarks.reporting.parts import Figure, Part
 from benchmarks.reporting.questions import QUESTIONS
-from benchmarks.reporting.sections import PAGES, Page, others
+from benchmarks.reporting.sections import PAGES, Section, others
 
 DOCS = Path(__file__).parents[1] / "docs"
 INTRO = """
@@ -59,32 +59,42 @@ def build(results: Path = RESULTS, out: Path = DOCS) -> Built:
     pages: dict[Path, str] = {}
     figures: dict[str, Figure] = {}
     contents: list[str] = []
+    missed: list[str] = []
     for page in (*PAGES, others(records)):
         shown = [section for section in page.sections if section.record in records]
         if not shown:
             continue
         path = Path("results") / f"{page.name}.md"
-        links = [f"  - [{each.title}]({path.as_posix()}#{markdown.anchor(each.title)})" for each in shown]
-        contents += [f"- **[{page.title}]({path.as_posix()})**", *links]
+        made = {each: list(each.make(records[each.record]["results"])) for each in shown}
+        links = {each: f"[{each.title}]({path.as_posix()}#{markdown.anchor(each.title)})" for each in shown}
+        contents += [f"- **[{page.title}]({path.as_posix()})**", *(f"  - {link}" for link in links.values())]
+        missed += [f"- {links[each]}. {said}" for each, parts in made.items() for said in goals.missed(parts)]
         place = os.path.relpath(results, out / path.parent)
-        pages[path] = "\n\n".join([f"# {page.title}", *_sections(page, records, place, figures)]) + "\n"
+        pages[path] = "\n\n".join([f"# {page.title}", *_sections(made, records, place, figures)]) + "\n"
     questions = list(_questions(records, figures))
     reading = READING.format(results=os.path.relpath(results, out)).strip().split("\n\n")
-    front = ["# Results", markdown.paragraph(INTRO), *questions, "## All measurements", "\n".join(contents)]
+    missed += [f"- {said}" for said in goals.untrained(records)]
+    front = ["# Results", markdown.paragraph(INTRO), *questions]
+    front += (
+        ["## Goals that are not met", "\n".join(markdown.paragraph(said).replace("\n", "\n  ") for said in missed)]
+        if missed
+        else []
+    )
+    front += ["## All measurements", "\n".join(contents)]
     pages[Path("results.md")] = "\n\n".join([*front, *map(markdown.paragraph, reading)]) + "\n"
     return Built(pages, list(figures.values()))
 
 
-def _sections(page: Page, records: Records, place: str, figures: dict[str, Figure]) -> Iterator[str]:
+def _sections(
+    made: Mapping[Section, Sequence[Part]], records: Records, place: str, figures: dict[str, Figure]
+) -> Iterator[str]:
     """The blocks of a page; figures are added to those known."""
-    for section in page.sections:
-        if section.record not in records:
-            continue
+    for section, parts in made.items():
         record = records[section.record]
         yield f"## {section.title}"
         if section.record in LEADS:
             yield markdown.paragraph(f"**In short:** {LEADS[section.record](record['results'])}")
-        for part in section.make(record["results"]):
+        for part in parts:
             yield markdown.write(part, "../images")
             if isinstance(part, Figure):
                 figures[part.name] = part

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from benchmarks.answers import Score
+
 
 def percent(value: float | None, places: int = 1) -> str:
     return "–" if value is None or math.isnan(value) else _positive_zero(f"{100 * value:.{places}f}")
@@ -14,6 +16,12 @@ def signed(points: float, places: int = 1) -> str:
     """A difference with its sign, which zero does not have."""
     text = f"{points:+.{places}f}"
     return text if float(text) else text[1:]
+
+
+def points(difference: Score) -> str:
+    """A difference of accuracies with its standard error, in bold beyond two of them."""
+    text = f"{signed(100 * difference.mean)} ± {percent(difference.error)}"
+    return f"**{text}**" if difference.clear else text
 
 
 def _positive_zero(text: str) -> str:

@@ -36,11 +36,12 @@ class Question:
 
 def keeps_most(results: Mapping[str, Any]) -> Answer:
     sheet = next(iter(multi_task.sheets(results).values()))
-    best = sheet.best()
+    best, tied = sheet.best(), sheet.tied()
     gain = answers.difference(sheet.merges[best], sheet.merges[multi_task.SUM], sheet.experts)
+    also = f", with {multi_task.listing(tied)} not clearly behind" if tied else ""
     sentence = (
-        f"{best}. A merge of {sheet.count} text experts keeps {percent(sheet.score(best).mean)} % of their accuracy, "
-        f"{percent(gain.mean)} ± {percent(gain.error)} points more than task arithmetic."
+        f"{best}{also}. A merge of {sheet.count} text experts keeps {percent(sheet.score(best).mean)} % of their "
+        f"accuracy, {percent(gain.mean)} ± {percent(gain.error)} points more than task arithmetic."
     )
     return sentence, "multi_task"
 
@@ -68,9 +69,9 @@ def bytes_needed(results: Mapping[str, Any]) -> Answer:
     small = min((row for row in rows if row["normalised"] >= 1 - around), key=lambda row: row["ratio"])
     count = len(results["experts"])
     sentence = (
-        f"Few. {count} experts and their base take {small['ratio']:.2f} times the space of the base alone, and the "
-        f"experts keep {percent(small['normalised'])} % of their accuracy ({small['method']} {small['setting']}, "
-        f"{small['dtype']}). Stored whole, they would take {count + 1} times."
+        f"Few. Of the tensors that training changed, {count} experts and their base take {small['ratio']:.2f} times "
+        f"the space of the base alone, and the experts keep {percent(small['normalised'])} % of their accuracy "
+        f"({small['method']} {small['setting']}, {small['dtype']}). Stored whole, they would take {count + 1} times."
     )
     return sentence, "compression"
 
@@ -190,7 +191,7 @@ def cost_predicted(results: Mapping[str, Any]) -> Answer:
     sentence = (
         f"{'Yes, from a few unlabelled inputs' if found >= mergeability.GOAL else 'Only to a degree'}: how often the "
         f"mean of two experts answers otherwise than they do, on {inputs} inputs of each task, has a rank correlation "
-        f"of {found:.2f} with the accuracy that {len(rows)} pairs of text experts lose. The best signal "
+        f"of {found:.2f} with the accuracy that the {mean} of {len(rows)} pairs of text experts loses. The best signal "
         f"of the weights alone, {weights.replace('_', ' ')}, has {rhos[weights]:.2f}."
     )
     return sentence, "mergeability"

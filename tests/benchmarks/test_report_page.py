@@ -112,6 +112,18 @@ def test_a_page_without_records_goes(place: Path) -> None:
     assert not (place / "docs" / "results" / "more.md").exists()
 
 
+def test_goals_that_are_not_met_are_listed_with_those_of_networks_that_were_not_trained(place: Path) -> None:
+    row = {"accuracy": 0.5, "repaired_accuracy": 0.75, "cycle_error": 0.0}
+    results = {"single": [0.85], "settings": {"test_images": 100}, "2": {"plain mean": row, "C²M³": row}}
+    store(place, "single_task_resnet20-bn", results)
+    page = " ".join(report.build(place / "results", place / "docs").pages[Path("results.md")].split())
+    listed = page.split("## Goals that are not met ")[1].split(" ## ")[0].split("- ")
+    link = "[One task: ResNet20 on CIFAR-10](results/alignment.md#one-task-resnet20-on-cifar-10)"
+    assert f"{link}. Goal: single networks at 88 % or more: not met (85.0 %). " in listed
+    assert any(said.startswith("One task: VGG11 on CIFAR-10: not measured") for said in listed)
+    assert not any(said.startswith("One task: ResNet20 on") for said in listed)
+
+
 def test_questions_are_answered_from_the_records(place: Path) -> None:
     page = " ".join(report.build(place / "results", place / "docs").pages[Path("results.md")].split())
     assert "## Does alignment work?" in page

@@ -16,7 +16,7 @@ from benchmarks.reporting.sections import multi_task
 def experts(results: Mapping[str, Any]) -> str:
     found = multi_task.sheets(results)
     best = {sheet.best(): f"`{RECIPES.get(sheet.best(), sheet.best())}`" for sheet in found.values()}
-    untuned = "TSV-M, α = 1"
+    untuned = multi_task.UNTUNED
     said = [f"{percent(sheet.score(untuned).mean)} % with {n}" for n, sheet in found.items() if untuned in sheet.merges]
     without = f" Without them, `tsv` at scale 1 keeps {', '.join(said)} experts." if said else ""
     return (
@@ -66,8 +66,9 @@ def mergeability(results: Mapping[str, Any]) -> str:
     weights = max(rho for name, rho in rhos.items() if judged.of_weights(name))
     return (
         "To see beforehand which experts merge badly, ask their mean a few hundred unlabelled inputs "
-        f"(`mg.analysis.pair_losses`): its disagreement with the experts ranks pairs by their loss with a correlation "
-        f"of {rhos[judged.ESTIMATE]:.2f}. No signal of the weights alone exceeds {weights:.2f}."
+        f"(`mg.analysis.pair_losses`): its disagreement with the experts ranks pairs by what the {mean} loses with a "
+        f"correlation of {rhos[judged.ESTIMATE]:.2f}. No signal of the weights alone exceeds {weights:.2f} there. For "
+        "other methods than the mean, it says less."
     )
 
 
@@ -85,10 +86,13 @@ def theory(results: Mapping[str, Any]) -> str:
     if not rows:
         return "After one epoch of full-batch descent, adding task vectors equals training on all tasks at once."
     return (
-        "Experts need not be trained to the end before they are merged: merged after one epoch, they keep "
+        "Try to merge experts before they are trained to the end: merged after the first epoch, these keep "
         f"{percent(rows['first epoch'])} % of the final experts' accuracy; merged at the end, "
         f"{percent(rows['last epoch'])} %."
     )
+
+
+JOINT = "joint training"
 
 
 def alternating(results: Mapping[str, Any]) -> str:
@@ -96,5 +100,6 @@ def alternating(results: Mapping[str, Any]) -> str:
     best = max((name for name in rows if "ATM" in name), key=lambda name: rows[name])
     return (
         "If you can train, merge early and often (`mg.tuning.atm`): short rounds of fine-tuning and merging reach "
-        f"{percent(rows[best])} % where one merge at the end reaches {percent(rows['task arithmetic'])} %."
+        f"{percent(rows[best])} % where one merge at the end reaches {percent(rows['task arithmetic'])} %"
+        + (f", and joint training on all data {percent(rows[JOINT])} %." if JOINT in rows else ".")
     )

@@ -59,11 +59,17 @@ PAGES = (
             ),
             Section("single_task_resnet20-bn", "One task: ResNet20 on CIFAR-10", single_task.section("resnet20-bn")),
             Section(
+                "single_task_resnet20-bn-2x",
+                "One task: ResNet20 of twice the width on CIFAR-10",
+                single_task.section("resnet20-bn-2x"),
+            ),
+            Section(
                 "single_task_resnet20-ln",
                 "One task: ResNet20 with LayerNorm on CIFAR-10",
                 single_task.section("resnet20-ln"),
             ),
             Section("single_task_vgg11-bn", "One task: VGG11 on CIFAR-10", single_task.section("vgg11-bn")),
+            Section("single_task_vit", "One task: patch transformers on CIFAR-10", single_task.section("vit")),
             Section("alignment_transformers", "One task: small transformers", transformers.parts),
             Section("single_task_extras", "One task: smaller questions", single_task_extras.mlps),
             Section(

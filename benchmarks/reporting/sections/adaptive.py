@@ -105,7 +105,10 @@ def _goal(name: str, best: str, reached: float) -> str:
     text = f"The best, {best}, keeps {percent(reached)} % of the labels."
     if goal is None:
         return text
-    return f"{text} Goal of {percent(goal, 0)} %: {'met' if reached >= goal else 'not met'}."
+    return (
+        f"{text} Goal ({percent(goal, 0)} % of the labels with {TITLES.get(name, f'all {name} tasks')}): "
+        f"{'met' if reached >= goal else 'not met'} ({percent(reached)} %)."
+    )
 
 
 def _losses(best: Answers, experts: Answers) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from benchmarks import answers
 from benchmarks.answers import Answers, Score
-from benchmarks.reporting.formats import percent, signed
+from benchmarks.reporting.formats import percent, points, signed
 from benchmarks.reporting.parts import Axis, Bars, Figure, Lines, Part, Table, Text
 from benchmarks.reporting.sections import interference
 
@@ -15,6 +15,8 @@ BASE, EXPERTS, SUM = "base encoder", "fine-tuned experts", "task arithmetic"
 #: Rows that are not merges, and those that have their own table.
 REFERENCES = (BASE, EXPERTS)
 ABLATION = "TSV-M without"
+#: What needs no validation data.
+UNTUNED = "TSV-M, α = 1"
 #: What the others are compared with in pairs.
 RIVALS = ("TSV-M", "Iso-C")
 RULE = "bold: the best, and all within two standard errors of the paired difference"
@@ -24,7 +26,7 @@ RULE = "bold: the best, and all within two standard errors of the paired differe
 REASONS = {
     "Iso-C": (
         "Iso-C and Iso-CTS flatten the spectrum: directions that only one task changed count as much as directions "
-        "that several tasks share, which dominate a sum. Tasks with many classes depend on such directions."
+        "that several tasks share, which dominate a sum. That tasks with many classes gain most agrees with this."
     ),
     "TSV-M": (
         "TSV-M keeps the leading directions of every task and makes them orthogonal, so that no task covers the "
@@ -59,6 +61,11 @@ class Sheet:
     def best(self) -> str:
         return max(self.listed, key=lambda name: self.score(name).mean)
 
+    def tied(self) -> list[str]:
+        """Methods that are not clearly behind the best one."""
+        best = self.best()
+        return [name for name in self.below if name != best and self.leads(name)]
+
     def note(self, method: str) -> str:
         """Say so where a row has fewer seeds than the experts."""
         count = len(self.answers[method])
@@ -87,9 +94,9 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     each = ", ".join(f"{sheet.setting['validation']} for {count}" for count, sheet in found.items())
     seeds = " or ".join(map(str, sorted({sheet.seeds for sheet in found.values()})))
     yield Text(
-        f"MiniLM experts of {_list(found)} tasks are merged into one encoder. Each was fine-tuned from the same base: "
-        "the upper half of the encoder together with a randomly initialised head, while the embeddings and the lower "
-        f"half were frozen. Every task uses its own head and has {tested[0]} to {tested[-1]} test sentences. "
+        f"MiniLM experts of {listing(found)} tasks are merged into one encoder. Each was fine-tuned from the same "
+        "base: the upper half of the encoder together with a randomly initialised head, while the embeddings and the "
+        f"lower half were frozen. Every task uses its own head and has {tested[0]} to {tested[-1]} test sentences. "
         f"Fine-tuning seeds: {seeds}. The scale α of each method is chosen on labelled validation sentences of the "
         f"first seed, the same for all methods (of each task: {each} tasks), and kept for the other seeds."
     )
@@ -97,6 +104,7 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     yield quality(results)
     if set(RIVALS) <= set(first.merges):
         yield paired(first)
+    yield from _chosen(found)
     yield Text(_goals(found))
     reasons = dict.fromkeys(REASONS[sheet.best()] for sheet in found.values() if sheet.best() in REASONS)
     yield Text(" ".join([*map(_why, found.values()), *reasons]))
@@ -131,6 +139,7 @@ def image_parts(results: Mapping[str, Any]) -> Iterator[Part]:
     yield quality(results)
     if set(RIVALS) <= set(sheet.merges):
         yield paired(sheet)
+    yield from _chosen(found)
     yield Text(_goals(found, room=0.7))
     if {"TSV-M", "TSV-M without orthogonalisation", "TSV-M without low rank", SUM} <= set(sheet.merges):
         yield ablation(results)
@@ -153,14 +162,15 @@ def by_task(sheet: Sheet, method: str) -> dict[str, float]:
     return {task: _mean([each[task] for each in found]) for task in sheet.setting["tasks"]}
 
 
-def _list(found: Mapping[int, Any]) -> str:
-    *rest, last = map(str, found)
+def listing(names: Iterable[object]) -> str:
+    """Join names as a sentence lists them."""
+    *rest, last = map(str, names)
     return f"{', '.join(rest)} and {last}" if rest else last
 
 
 def _verdict(sheet: Sheet) -> Text:
     best = sheet.best()
-    near = [name for name in sheet.below if name != best and sheet.leads(name)]
+    near = sheet.tied()
     gain = answers.difference(sheet.merges[best], sheet.merges[SUM], sheet.experts)
     return Text(
         f"**{sheet.count} tasks.** The base with the experts' heads keeps {percent(sheet.score(BASE).mean)} % of their "
@@ -189,6 +199,18 @@ def _goals(found: Mapping[int, Sheet], room: float = 0.85) -> str:
     )
 
 
+def _chosen(found: Mapping[int, Sheet]) -> Iterator[Text]:
+    """What choosing the scale on validation data is worth, where a method has a scale without data."""
+    gaps = {
+        count: answers.difference(sheet.merges["TSV-M"], sheet.merges[UNTUNED], sheet.experts)
+        for count, sheet in found.items()
+        if {"TSV-M", UNTUNED} <= sheet.merges.keys()
+    }
+    if gaps:
+        said = ", ".join(f"{points(gap)} points with {count} tasks" for count, gap in gaps.items())
+        yield Text(f"Choosing α on validation data instead of taking 1 changes TSV-M by {said}.")
+
+
 def quality(results: Mapping[str, Any]) -> Table:
     """Accuracy and normalised accuracy of every method for each number of tasks."""
     found = sheets(results)
@@ -201,15 +223,10 @@ def paired(sheet: Sheet) -> Table:
     cells = []
     for name in sorted(sheet.listed, key=lambda name: sheet.score(name).mean, reverse=True):
         differences = [answers.difference(sheet.merges[name], sheet.merges[rival], sheet.experts) for rival in RIVALS]
-        cells.append([name, *("–" if name == r else _points(d) for r, d in zip(RIVALS, differences, strict=True))])
+        cells.append([name, *("–" if name == r else points(d) for r, d in zip(RIVALS, differences, strict=True))])
     columns = [f"{sheet.count} tasks", *(f"minus {rival}" for rival in RIVALS)]
     caption = "Paired differences of normalised accuracy, points; bold: more than two standard errors from zero"
     return Table(columns, cells, caption)
-
-
-def _points(score: Score) -> str:
-    text = f"{signed(100 * score.mean)} ± {percent(score.error)}"
-    return f"**{text}**" if score.clear else text
 
 
 def ablation(results: Mapping[str, Any]) -> Table:
@@ -255,7 +272,7 @@ def _picture(found: Mapping[int, Sheet], name: str = "multi_task", network: str 
         for count, sheet in found.items()
     }
     bars = Bars(names, series, Axis("normalised accuracy", percent=True), dots=True)
-    return Figure(name, f"Normalised accuracy of merges of {_list(found)} {network} experts by method", [bars])
+    return Figure(name, f"Normalised accuracy of merges of {listing(found)} {network} experts by method", [bars])
 
 
 def _ranks(results: Mapping[str, Any], sheet: Sheet) -> Iterator[Part]:
