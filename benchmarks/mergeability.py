@@ -1,18 +1,17 @@
 """What tells beforehand how much a pair of experts loses by merging: weights, or a few unlabelled inputs?
 
-    python -m benchmarks.mergeability [--cache ZOO] [--methods NAME …] [--test N] [--inputs N] [--quick] [--json FILE]
-    python -m benchmarks.mergeability --images NAME … [--json FILE]
+    python -m benchmarks.mergeability [--zoo text|images|mlp] [--experts NAME …] [--test N] [--inputs N] [--json FILE]
 
-Ten minutes of one core (`--quick`: the six pairs of four text experts, few sentences, one method). Every two of the
-eight text experts, or of the image experts that are named, are merged in several ways and scored on test inputs of
-their two tasks, each through its own head. The loss of a pair is 1 − normalised accuracy. Signals of the pair come from
-the weights (`merganser.analysis.mergeability`) or from validation inputs without their labels (`benchmarks.probes`).
-What FILE holds of the same experts stays and is not measured again.
+Ten minutes of one core (`--quick`: the six pairs of four experts, few inputs, one method). Every two of the eight text
+experts, of the image experts, or of the experts of an MLP are merged in several ways and scored on test inputs of their
+two tasks, each through its own head. The loss of a pair is 1 − normalised accuracy. Signals of the pair come from the
+weights (`merganser.analysis.mergeability`) or from validation inputs without their labels (`benchmarks.probes`). What
+FILE holds of the same experts stays and is not measured again.
 
 Stored in `results`:
 
-- `zoos`: of `text` and `images` the number of `test` inputs of each task and of unlabelled `inputs`, and the accuracy
-  of each of the `experts` on its own task;
+- `zoos`: of each the number of `test` inputs of each task and of unlabelled `inputs`, and the accuracy of each of the
+  `experts` on its own task;
 - `pairs`: the `zoo`, two `experts`, their `signals`, and by method in `methods` the `loss`, the `accuracies` on both
   tasks, and `disagreement`: the share of the unlabelled inputs that this merge itself answers otherwise than the
   experts.
@@ -24,12 +23,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.experts import Classifiers, summary
 from benchmarks.image_experts import load_image_experts
+from benchmarks.mlp_experts import MLP_TASKS, load_mlp_experts
 from benchmarks.probes import Probes
 from benchmarks.records import record
 from benchmarks.text_experts import load_experts
@@ -39,6 +39,12 @@ from benchmarks.zoo.text_tasks import TASKS
 from merganser.analysis.mergeability import Pair, mergeability
 
 AnyExperts = Classifiers[Any]
+#: How the experts of a zoo are loaded, and which it has.
+ZOOS: Mapping[str, tuple[Callable[..., AnyExperts], Sequence[str]]] = {
+    "text": (load_experts, TASKS),
+    "images": (load_image_experts, tuple(IMAGE_TASKS)),
+    "mlp": (load_mlp_experts, MLP_TASKS),
+}
 
 #: Of the weights alone.
 WEIGHT_SIGNALS = ("difficulty", "conflict", "overlap", "cosine", "sign_agreement", "distance", "imbalance", "bend")
@@ -81,7 +87,8 @@ def measure(experts: AnyExperts, probes: Probes, method: str, pair: Sequence[str
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", nargs="+", choices=IMAGE_TASKS, metavar="NAME", help="measure these, not the texts")
+    parser.add_argument("--zoo", choices=ZOOS, default="text")
+    parser.add_argument("--experts", nargs="+", metavar="NAME", help="of the zoo (default: all)")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME")
     parser.add_argument("--test", type=int, default=200, help="test inputs of each task")
     parser.add_argument("--inputs", type=int, default=64, help="unlabelled inputs of each task")
@@ -89,13 +96,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     add_locations(parser)
     options = parser.parse_args(arguments)
-    names, methods = options.images or TASKS, options.methods
+    zoo, methods = options.zoo, options.methods
+    load, known = ZOOS[zoo]
+    names = options.experts or known
+    if unknown := set(names) - set(known):
+        parser.error(f"{zoo} has no experts {', '.join(sorted(unknown))}; it has {', '.join(known)}")
     sizes = {"test": options.test, "validation": options.inputs}
     if options.quick:
-        names, methods, sizes = TASKS[:4], methods[:1], {"test": 50, "validation": 16}
-    zoo, places = "images" if options.images else "text", (options.cache, options.data, names)
-    experts: AnyExperts = (load_image_experts if options.images else load_experts)(*places, **sizes)
-    early = None if options.images else load_experts(*places, test=0, validation=0, early=True)
+        names, methods, sizes = names[:4], methods[:1], {"test": 50, "validation": 16}
+    places = (options.cache, options.data, names)
+    experts = load(*places, **sizes)
+    early = load(*places, test=0, validation=0, early=True) if zoo == "text" else None
     probes = Probes.of(experts, sizes["validation"])
     stored = json.loads(options.json.read_text())["results"] if options.json and options.json.exists() else {}
     results: dict[str, Any] = {"zoos": {}, "pairs": [], **stored}

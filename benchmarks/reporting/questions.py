@@ -188,11 +188,17 @@ def cost_predicted(results: Mapping[str, Any]) -> Answer:
     rhos = {name: mergeability.correlation(rows, name, mean) for name in rows[0]["signals"]}
     weights = max((name for name in rhos if mergeability.of_weights(name)), key=lambda name: abs(rhos[name]))
     found = rhos[mergeability.ESTIMATE]
+    elsewhere = "".join(
+        f", and of {mergeability.correlation(pairs, mergeability.ESTIMATE, mean):.2f} with that of {len(pairs)} pairs "
+        f"of {strangers}"
+        for zoo, strangers in mergeability.STRANGERS.items()
+        if (pairs := mergeability.pairs_of(results, zoo))
+    )
     sentence = (
         f"{'Yes, from a few unlabelled inputs' if found >= mergeability.GOAL else 'Only to a degree'}: how often the "
         f"mean of two experts answers otherwise than they do, on {inputs} inputs of each task, has a rank correlation "
-        f"of {found:.2f} with the accuracy that the {mean} of {len(rows)} pairs of text experts loses. The best signal "
-        f"of the weights alone, {weights.replace('_', ' ')}, has {rhos[weights]:.2f}."
+        f"of {found:.2f} with the accuracy that the {mean} of {len(rows)} pairs of text experts loses{elsewhere}. The "
+        f"best signal of the weights alone, {weights.replace('_', ' ')}, has {rhos[weights]:.2f}."
     )
     return sentence, "mergeability"
 

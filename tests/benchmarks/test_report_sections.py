@@ -382,7 +382,9 @@ def test_the_goal_of_mergeability_needs_held_out_pairs_to_be_ranked() -> None:
         else row
         for row in MERGEABILITY["pairs"]
     ]
-    assert "): not met." in text_of("mergeability", MERGEABILITY | {"pairs": turned})
+    said = text_of("mergeability", MERGEABILITY | {"pairs": turned})
+    assert "on held-out pairs and methods): met." in said
+    assert "The same goal on another backbone: not met." in said
 
 
 def test_rounds_are_compared_with_task_arithmetic_seed_by_seed() -> None:

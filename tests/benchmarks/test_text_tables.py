@@ -20,9 +20,11 @@ from torch import Tensor, nn
 import merganser as mg
 from benchmarks import answers, compression, held_out, mergeability, multi_task, text_experts, text_statistics, theory
 from benchmarks.probes import Probes
+from benchmarks.records import stored
 from benchmarks.text_experts import TextExperts
 from benchmarks.zoo import text_tasks
 from benchmarks.zoo.text_tasks import Sentences, Task
+from merganser.analysis.pair_losses import SLOPE, SPREAD
 from merganser.library.codes.signs import Signs
 
 TASKS = ("one", "two", "three")
@@ -283,6 +285,14 @@ def test_losses_of_pairs_are_of_the_experts_accuracy(experts: TextExperts) -> No
     scores, own = experts.scores(middle, TASKS[:2]), reference(experts)
     assert found["accuracies"] == list(scores.values())
     assert found["loss"] == pytest.approx(1 - np.mean([scores[name] / own[name] for name in TASKS[:2]]))
+
+
+def test_losses_are_estimated_with_the_line_through_all_stored_pairs() -> None:
+    pairs = [row for row in stored("mergeability")["results"]["pairs"] if "mean" in row["methods"]]
+    x, y = np.array([(row["signals"]["disagreement"], row["methods"]["mean"]["loss"]) for row in pairs]).T
+    slope = (x @ y) / (x @ x)
+    assert round(slope, 2) == SLOPE
+    assert round(math.sqrt(((y - slope * x) ** 2).sum() / (len(x) - 1)), 3) == SPREAD
 
 
 def test_held_out_losses_come_from_other_experts_and_other_methods() -> None:
