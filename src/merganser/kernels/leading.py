@@ -128,16 +128,18 @@ def _eigenvectors(matrix: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
 
 
 def _rayleigh_ritz(matrix: Tensor, basis: Tensor) -> Factors:
-    """Return the singular triplets of a matrix within the span of right vectors."""
+    """Return the singular triplets of a matrix within the span of right vectors B.
+
+    With BᵀB = L Lᵀ, the vectors B L⁻ᵀ Q are those where L⁻¹ (A B)ᵀ(A B) L⁻ᵀ = Q Σ² Qᵀ.
+    """
     from merganser.kernels.lapack import leading_eigenpairs
 
-    lower = spectra.gram(basis)
-    lower = torch.linalg.cholesky(spectra.mirror(lower))
-    basis = torch.linalg.solve_triangular(lower, basis.T.double(), upper=False).float().T
     image = (basis.T @ matrix.T).T
-    squares, rotation = leading_eigenpairs(spectra.gram(image), basis.shape[1], overwrite=True)
-    s, rotation = squares.clamp(min=0).sqrt().float(), rotation.float()
-    return Factors((rotation.T @ image.T).T / s, s, (rotation.T @ basis.T).T)
+    lower = torch.linalg.cholesky(spectra.mirror(spectra.gram(basis)))
+    half = torch.linalg.solve_triangular(lower, spectra.mirror(spectra.gram(image)), upper=False)
+    squares, q = leading_eigenpairs(torch.linalg.solve_triangular(lower, half.T, upper=False), basis.shape[1])
+    s, rotation = squares.clamp(min=0).sqrt(), torch.linalg.solve_triangular(lower.T, q, upper=True)
+    return Factors(((rotation / s).float().T @ image.T).T, s.float(), (rotation.float().T @ basis.T).T)
 
 
 def _error(matrix: Tensor, factors: Factors, following: Tensor) -> float:
