@@ -24,6 +24,7 @@ _ARGUMENTS = {"syrk": 10, "syevd": 11, "sytrd": 10, "sterf": 4, "stemr": 21, "st
 
 #: A workspace size that ormtr does not ask for; without it, it applies reflectors one by one, four times slower.
 _BLOCK_REFLECTOR = 65 * 64
+_SIDE = 256
 
 
 def add_gram(rows: Tensor, total: Tensor) -> None:
@@ -50,7 +51,7 @@ def leading_eigenpairs(symmetric: Tensor, k: int, overwrite: bool = False) -> tu
     symmetric = symmetric.contiguous() if overwrite else symmetric.clone(memory_format=torch.contiguous_format)
     values, vectors = _all_pairs(symmetric) if 2 * k >= n else _some_pairs(symmetric, k)
     # Column-major vectors are rows here, in ascending order.
-    return values.flip(0)[:k], vectors.flip(0)[:k].T
+    return values.flip(0)[:k], _reverse(vectors)[:k].T
 
 
 def eigenvalues_and_leading_vectors(symmetric: Tensor, k: int, overwrite: bool = False) -> tuple[Tensor, Tensor]:
@@ -65,7 +66,18 @@ def eigenvalues_and_leading_vectors(symmetric: Tensor, k: int, overwrite: bool =
         whole, vectors = _all_pairs(symmetric)
     else:
         _, vectors = _some_pairs(symmetric, k, whole)
-    return whole.flip(0), vectors.flip(0)[:k].T
+    return whole.flip(0), _reverse(vectors)[:k].T
+
+
+def _reverse(rows: Tensor) -> Tensor:
+    """Reverse the order of rows in place, and return them."""
+    n = rows.shape[0]
+    for start in range(0, n // 2, _SIDE):
+        stop = min(start + _SIDE, n // 2)
+        first = rows[start:stop].flip(0)
+        rows[start:stop] = rows[n - stop : n - start].flip(0)
+        rows[n - stop : n - start] = first
+    return rows
 
 
 def _all_pairs(symmetric: Tensor) -> tuple[Tensor, Tensor]:

@@ -182,7 +182,7 @@ def _weigh(s: Tensor, w: Tensor, rows: int, tolerance: float, kind: Orthogonaliz
 
 def _refine(matrix: Tensor, squares: Tensor, vectors: Tensor, weak: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the singular values and right singular vectors with the last `weak` computed again in float64, and the
-    image of these.
+    image of these; overwrites the vectors.
 
     What rounding left of the strong directions W₁ in the weak ones W₂ is removed to first order, W₂ ← W₂ − W₁ Λ₁⁻¹ W₁ᵀ
     AᵀA W₂; a Rayleigh–Ritz step then tells the weak ones apart.
@@ -193,7 +193,8 @@ def _refine(matrix: Tensor, squares: Tensor, vectors: Tensor, weak: int) -> tupl
     image = times(matrix, rest)
     values, rotation = leading_eigenpairs(gram(image), weak)
     s = torch.cat([squares[:-weak].sqrt(), values.clamp(min=0).sqrt().float()])
-    return s, torch.cat([strong.T, (rotation.T @ rest.T).float()]).T, image @ rotation
+    vectors[:, -weak:] = (rotation.T @ rest.T).T
+    return s, vectors, image @ rotation
 
 
 def _defect(matrix: Tensor, root: InverseRoot) -> float:
