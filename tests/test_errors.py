@@ -11,7 +11,6 @@ from torch import nn
 import merganser as mg
 from merganser import align, analysis, federated, library, routing, tuning
 from merganser.align.initialisation import start_placings
-from merganser.analysis import gradients
 from merganser.errors import InputError, first_line
 from merganser.evolve import estimators
 
@@ -24,7 +23,6 @@ CHOICES = {
     "parts": lambda word: mg.tuning.adamerge([LINEAR, LINEAR], LINEAR, BATCHES, parts=word),
     "labels": lambda word: tuning.fisher.diagonal_fisher(LINEAR, [], labels=word),
     "strategy": lambda word: tuning.fisher.diagonal_fisher(LINEAR, [], strategy=word),
-    "hvp_mode": lambda word: gradients.TaskLosses(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, word),
     "distance": lambda word: analysis.disentanglement.disentanglement(
         NOTHING, NOTHING, NOTHING, NOTHING, first=[1.0], distance=word
     ),

@@ -76,7 +76,7 @@ def test_a_merge_that_wins_is_written(models, tmp_path):
     """Perplexity of a text that the mean of both experts is asked for: any difference is real, since answers are."""
     lines = [{"text": f"w{i % 40} w{(3 * i) % 40} w{(7 * i) % 40}"} for i in range(90)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    result = invoke(*models, tmp_path / "out", "--task", f"perplexity:{tmp_path / 'texts.jsonl'}", "--candidate", "tsv")
+    result = invoke(*models, tmp_path / "out", "--data", f"perplexity:{tmp_path / 'texts.jsonl'}", "--candidate", "tsv")
     found = json.loads((tmp_path / "out.auto" / "decision.json").read_text())
     assert (result.exit_code == 0) == (found["verdict"] == "merge") == (tmp_path / "out").exists()
     assert found["score"]["value"] < 0, "minus the loss"

@@ -27,7 +27,6 @@ QUICK = {
     "evolve best",
     "evolve export",
     "evolve init",
-    "evolve report",
     "evolve watch",
     "demo",
 }

@@ -33,7 +33,6 @@ def command(
         list[str] | None,
         typer.Option(
             "--data",
-            "--task",
             metavar="[NAME=]KIND:FILE",
             help="Questions to select and check merges with; may be repeated. Kinds: see `merganser evaluate`.",
         ),

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from merganser.cli import report
 from merganser.cli.interrupts import explain_interrupt, left_in
 from merganser.cli.options import DryRun, Json, Overwrite, Ray, Resume, Task
 from merganser.cli.output import emit, say, wrap, wrote
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from merganser.evolve.study import Study
 
 app = typer.Typer(help="Search for a merge with few evaluations.", no_args_is_help=True)
-app.command("report")(report.command)  # the same command writes the page of a study
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="File of the study.")]
 ObjectiveName = Annotated[

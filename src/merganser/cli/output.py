@@ -69,12 +69,12 @@ def wrap(text: str, indent: str = "") -> str:
     return textwrap.fill(text, max(40, terminal_width()), **options)
 
 
-def wrap_lines(text: str, indent: str = "  ") -> str:
+def wrap_lines(text: str) -> str:
     """Break every line that is longer than the terminal is wide; its rest is indented further than its beginning."""
     width = max(40, terminal_width())
     lines = text.split("\n")
     return "\n".join(
-        wrap(line, indent + line[: len(line) - len(line.lstrip())]) if len(line) > width else line for line in lines
+        wrap(line, "  " + line[: len(line) - len(line.lstrip())]) if len(line) > width else line for line in lines
     )
 
 

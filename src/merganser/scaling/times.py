@@ -85,24 +85,16 @@ class Work:
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of a merge: machines with cores and disks. `cached` means that the inputs are in memory.
-
-    Disks read and write at the measured rates unless `read`, `write` and `latency` are given (for an object store).
-    """
+    """The resources of a merge: machines with cores and disks. `cached` means that the inputs are in memory."""
 
     cores: int
     disks: int = 1
     machines: int = 1
     cached: bool = False
-    read: float | None = None
-    write: float | None = None
-    latency: float | None = None
 
     def __post_init__(self) -> None:
         if min(self.cores, self.disks, self.machines) < 1:
             raise InputError("cores, disks and machines must be at least 1")
-        if any(rate is not None and rate <= 0 for rate in (self.read, self.write)) or (self.latency or 0.0) < 0:
-            raise InputError("rates of reading and writing must be positive, and latency must not be negative")
 
 
 @dataclass(frozen=True)
@@ -212,16 +204,12 @@ def predict(work: Work, machine: Machine, resources: Resources) -> TimeEstimate:
         3.0
     """
     disks = resources.machines * resources.disks
-    reading = 0.0 if resources.cached else work.bytes_in / (_given(resources.read, machine.read))
+    reading = 0.0 if resources.cached else work.bytes_in / machine.read
     requests = 0.0 if resources.cached else work.bytes_in / CHUNK + work.tensors
     stages = {
         "processors": work.processor_seconds(machine) / (resources.machines * resources.cores),
         "largest tensor": work.largest / machine.whole,
-        "disks": (reading + work.bytes_out / (_given(resources.write, machine.write))) / disks,
-        "latency": requests * (_given(resources.latency, machine.latency)) / (resources.machines * PARALLEL),
+        "disks": (reading + work.bytes_out / machine.write) / disks,
+        "latency": requests * machine.latency / (resources.machines * PARALLEL),
     }
     return TimeEstimate(machine.start_up + max(stages.values()), stages)
-
-
-def _given(value: float | None, measured: float) -> float:
-    return measured if value is None else value

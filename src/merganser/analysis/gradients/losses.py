@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, jvp, vjp
+from torch.func import grad, vjp
 
-from merganser.errors import InputError, did_you_mean, one_of
+from merganser.errors import InputError, did_you_mean
 from merganser.modules.batches import Batch, labelled, several
 from merganser.modules.functional import FlatWeights, LossFunction, call, evaluation_copy, plain_attention
-
-HvpMode: TypeAlias = Literal["forward_over_reverse", "reverse_over_reverse"]
-"""Forward-over-reverse needs less memory, but some torch operations (such as batch normalisation) lack it."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +27,6 @@ class TaskLosses:
     data: dict[str, tuple[Batch, ...]]
     layout: FlatWeights
     start: Tensor
-    hvp_mode: HvpMode = "reverse_over_reverse"
-
-    def __post_init__(self) -> None:
-        one_of("hvp_mode", self.hvp_mode, HvpMode)
 
     @classmethod
     def of(
@@ -44,7 +36,6 @@ class TaskLosses:
         data: Mapping[str, Batch | Sequence[Batch]],
         *,
         base: Mapping[str, Tensor] | None = None,
-        hvp_mode: HvpMode = "reverse_over_reverse",
     ) -> TaskLosses:
         """Return losses of `module` on `data`, starting from `base` or else the module's own weights."""
         if not data:
@@ -52,7 +43,7 @@ class TaskLosses:
         copied = evaluation_copy(module, base, "base")
         layout = FlatWeights.of(copied)
         batches = {task: _batches(task, value) for task, value in data.items()}
-        return cls(copied, loss, batches, layout, layout.pack(dict(copied.named_parameters())), hvp_mode)
+        return cls(copied, loss, batches, layout, layout.pack(dict(copied.named_parameters())))
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -84,10 +75,8 @@ class TaskLosses:
         total = torch.zeros_like(theta)
         for weight, f in self._terms(task):
             with plain_attention():
-                if self.hvp_mode == "reverse_over_reverse":
-                    product = vjp(grad(f), theta)[1](vector)[0]
-                else:
-                    product = jvp(grad(f), (theta,), (vector,))[1]
+                # Forward mode would need less memory, but some operations, such as batch normalisation, lack it.
+                product = vjp(grad(f), theta)[1](vector)[0]
             total.add_(product, alpha=weight)
         return total
 
