@@ -1,7 +1,7 @@
 import pytest
 
 from merganser.errors import InputError, RecipeError
-from merganser.recipes.fields import size
+from merganser.recipes.fields import read_size
 from merganser.units import parse_size, show_size, show_time
 
 SIZES = {"1000000": 10**6, "2GiB": 2 << 30, "512MB": 512 * 10**6, "1.5g": 1_500_000_000, " 3 kib ": 3072, "1T": 10**12}
@@ -9,7 +9,7 @@ SIZES = {"1000000": 10**6, "2GiB": 2 << 30, "512MB": 512 * 10**6, "1.5g": 1_500_
 
 @pytest.mark.parametrize("text", SIZES)
 def test_sizes_read_alike_in_options_and_recipes(text):
-    assert parse_size(text) == size(text, "output.shard_size") == SIZES[text]
+    assert parse_size(text) == read_size(text, "output.shard_size") == SIZES[text]
 
 
 @pytest.mark.parametrize("text", ["", "big", "5iB", "-1GB", "1e9", "2 GiBs", "GB", "5Gı", "٣GB"])
@@ -17,7 +17,7 @@ def test_what_is_no_size_is_refused(text):
     with pytest.raises(InputError, match="not a size"):
         parse_size(text)
     with pytest.raises(RecipeError, match="output.shard_size: expected a size"):
-        size(text, "output.shard_size")
+        read_size(text, "output.shard_size")
 
 
 def test_sizes_may_be_absurd():
@@ -27,7 +27,7 @@ def test_sizes_may_be_absurd():
 @pytest.mark.parametrize("value", [None, True, [1], 0, "0GB", -5])
 def test_a_shard_has_a_size(value):
     with pytest.raises(RecipeError, match="expected a size such as 5GB"):
-        size(value, "output.shard_size")
+        read_size(value, "output.shard_size")
 
 
 def test_sizes_and_durations_as_shown():

@@ -15,7 +15,7 @@ from merganser.align.solver import layout_and_weights
 from merganser.align.transported import MovedVector, Transported, transport_checkpoint
 from merganser.align.transports import match_bases
 from merganser.checkpoints import open as open_checkpoint
-from merganser.checkpoints.differences import Difference
+from merganser.checkpoints.vectors import Difference
 from merganser.errors import InputError
 
 

@@ -13,7 +13,7 @@ from merganser.checkpoints.sidecars import (
     Sidecars,
     TokenizerFiles,
     _library,
-    edited,
+    apply_edits,
     prepare_sidecars,
     read_chat_template,
 )
@@ -95,7 +95,7 @@ def test_edits_reach_the_config(tmp_path, base):
 
 def test_edited_leaves_its_argument_alone():
     config = {"a": {"b": 1}}
-    assert edited(config, [(["a", "b"], 2)]) == {"a": {"b": 2}}
+    assert apply_edits(config, [(["a", "b"], 2)]) == {"a": {"b": 2}}
     assert config == {"a": {"b": 1}}
 
 

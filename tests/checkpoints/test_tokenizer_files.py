@@ -5,7 +5,7 @@ import json
 import pytest
 
 from merganser.checkpoints.sidecars import read_chat_template
-from merganser.checkpoints.tokenizer import added_token, extended, read_tokens
+from merganser.checkpoints.tokenizer import extend_tokenizer, make_added_token, read_tokens
 from merganser.errors import CheckpointError
 
 
@@ -90,7 +90,7 @@ def test_pieces_that_are_no_texts(tmp_path):
 
 
 def test_an_ordinary_token_of_another_model_matches_whole_words_only():
-    assert added_token("hello", 7) == {
+    assert make_added_token("hello", 7) == {
         "id": 7,
         "content": "hello",
         "single_word": True,
@@ -99,9 +99,9 @@ def test_an_ordinary_token_of_another_model_matches_whole_words_only():
         "normalized": False,
         "special": False,
     }
-    assert added_token("<s>", 7, {"id": 1, "special": True, "lstrip": True})["lstrip"]
+    assert make_added_token("<s>", 7, {"id": 1, "special": True, "lstrip": True})["lstrip"]
     before = {"added_tokens": [{"id": 1}], "model": {}}
-    assert extended(before, [{"id": 2}])["added_tokens"] == [{"id": 1}, {"id": 2}]
+    assert extend_tokenizer(before, [{"id": 2}])["added_tokens"] == [{"id": 1}, {"id": 2}]
     assert before["added_tokens"] == [{"id": 1}]
 
 

@@ -20,10 +20,10 @@ from torch import Tensor
 from merganser.engine import processes
 from merganser.engine.compute import Arithmetic, Computations
 from merganser.engine.disk import Disk
-from merganser.engine.execute import Progress, batches, execute, pending
+from merganser.engine.execute import Progress, batches, execute, find_pending
 from merganser.engine.merge import Merge
 from merganser.engine.plan import Plan
-from merganser.engine.processes import execute_in_processes, worthwhile
+from merganser.engine.processes import execute_in_processes, is_worthwhile
 from merganser.engine.sinks import DictSink, Sink
 from merganser.engine.writer import CheckpointWriter, Destination
 from merganser.errors import InputError, MerganserError
@@ -89,7 +89,7 @@ def test_when_processes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict(given: list[dict[str, Tensor]], method: str, workers: int = 2, device: str = "cpu") -> bool:
         plan, sources = make_plan(given, method)
         computations = Computations(Merge(plan, sources), Arithmetic(device))
-        return worthwhile(list(batches(pending(computations, DictSink(plan)))), workers)
+        return is_worthwhile(list(batches(find_pending(computations, DictSink(plan)))), workers)
 
     assert verdict(models(), "ties")
     assert not verdict(models(), "ties", workers=1)
@@ -103,9 +103,9 @@ def test_when_processes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_many_small_outputs_are_work_for_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     plan, sources = make_plan([{f"w{i}": torch.zeros(8) for i in range(4000)} for _ in range(2)], "linear")
-    cut = list(batches(pending(Computations(Merge(plan, sources)), DictSink(plan))))
+    cut = list(batches(find_pending(Computations(Merge(plan, sources)), DictSink(plan))))
     assert 4 <= len(cut) < 100
-    assert worthwhile(cut, workers=2)
+    assert is_worthwhile(cut, workers=2)
 
 
 @pytest.mark.usefixtures("no_threads")

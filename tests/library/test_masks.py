@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import merganser as mg
-from merganser.checkpoints.differences import Stored
 from merganser.checkpoints.memory import StateDict
+from merganser.checkpoints.vectors import Stored
 from merganser.errors import CheckpointError, InputError, MerganserError
 from merganser.library.library import Library
 from merganser.library.mask_bits import Packed, unpack

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 import merganser as mg
 from merganser import recipes
 from merganser.errors import RecipeError
-from merganser.recipes.expressions import coefficients
+from merganser.recipes.expressions import read_coefficients
 
 MODELS = {name: f"./{name}" for name in ("base", "math", "code", "toxic")}
 
 
 def used(expression, *names):
-    return coefficients(expression, {name: name for name in names})
+    return read_coefficients(expression, {name: name for name in names})
 
 
 def test_a_sum_with_parentheses():
-    found = coefficients("base + 0.4*(math + code) - toxic", MODELS)
+    found = read_coefficients("base + 0.4*(math + code) - toxic", MODELS)
     assert found == {"base": 1, "math": 0.4, "code": 0.4, "toxic": -1}
     assert used("-(a - 2*b)/4 + b", "a", "b") == {"a": -0.25, "b": 1.5}
     assert used("(1 + 2) * a / (2 - 1.5)", "a") == {"a": 6}
@@ -89,7 +89,7 @@ def test_any_expression_means_what_python_says(made, a, b, c):
 )
 def test_refusals(expression, message):
     with pytest.raises(RecipeError) as caught:
-        coefficients(expression, MODELS)
+        read_coefficients(expression, MODELS)
     assert message in str(caught.value)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merganser.recipes.layers import is_input, layout
+from merganser.recipes.layers import find_layout, is_input
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from merganser.recipes.layers import is_input, layout
 )
 def test_the_stack_is_found_whatever_it_is_called(pattern, prefix):
     names = ["embed.weight", *(pattern.format(i) for i in range(12)), "head.weight"]
-    found = layout(names)
+    found = find_layout(names)
     assert found.main is not None
     assert (found.main.prefix, found.main.layers) == (prefix, 12)
     place = found.places[pattern.format(11)]
@@ -30,7 +30,7 @@ def test_the_stack_is_found_whatever_it_is_called(pattern, prefix):
 
 def test_experts_inside_layers_are_not_layers():
     names = [f"model.layers.{i}.experts.{e}.w{k}.weight" for i in range(3) for e in range(8) for k in (1, 2, 3)]
-    found = layout(names)
+    found = find_layout(names)
     assert found.main is not None
     assert (found.main.prefix, found.main.layers) == ("model.layers", 3)
     assert {place.stack.prefix for place in found.places.values()} == {"model.layers"}
@@ -38,7 +38,7 @@ def test_experts_inside_layers_are_not_layers():
 
 def test_two_towers_have_a_stack_each():
     names = [f"vision.layers.{i}.w" for i in range(3)] + [f"text.layers.{i}.{w}" for i in range(5) for w in "ab"]
-    found = layout(names)
+    found = find_layout(names)
     assert found.main is not None
     assert found.main.prefix == "text.layers"
     assert found.places["vision.layers.1.w"].stack.depth(1) == 0.5
@@ -46,23 +46,23 @@ def test_two_towers_have_a_stack_each():
 
 def test_numbers_glued_to_words_count_when_they_are_the_main_stack():
     resnet = [f"layer{s}.{b}.conv{c}.weight" for s in range(1, 5) for b in range(2) for c in (1, 2)] + ["conv1.weight"]
-    found = layout(resnet)
+    found = find_layout(resnet)
     assert found.main is not None
     assert (found.main.stem, found.main.numbers) == ("layer", (1, 2, 3, 4))
     assert found.places["layer3.1.conv2.weight"].stack.depth(3) == pytest.approx(2 / 3)
     whisper = [f"encoder.layers.{i}.{w}" for i in range(4) for w in "abc"] + ["encoder.conv1.w", "encoder.conv2.w"]
-    assert "encoder.conv2.w" not in layout(whisper).places
+    assert "encoder.conv2.w" not in find_layout(whisper).places
 
 
 def test_gaps_are_no_obstacle_to_depth():
-    found = layout(["0.weight", "2.weight", "4.weight"])
+    found = find_layout(["0.weight", "2.weight", "4.weight"])
     assert [found.places[f"{n}.weight"].stack.depth(n) for n in (0, 2, 4)] == [0, 0.5, 1]
 
 
 @given(st.integers(1, 30), st.integers(1, 4))
 def test_depth_is_the_share_of_layers_passed(layers, tensors):
     names = [f"model.layers.{i}.t{k}x.weight" for i in range(layers) for k in range(tensors)]
-    found = layout(names)
+    found = find_layout(names)
     for name in names:
         place = found.places[name]
         expected = place.number / (layers - 1) if layers > 1 else 1.0

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from merganser import recipes
-from merganser.checkpoints.sidecars import edited
+from merganser.checkpoints.sidecars import apply_edits
 from merganser.errors import RecipeError
 from merganser.methods.registry import aliases, lookup, mergekit_defaults, parameters
 from merganser.recipes import mergekit
@@ -109,7 +109,7 @@ def test_dtypes_that_differ_are_noted(dialect, dtypes, made, directory, make_lla
     plan = recipes.plan(recipes.load(document, root=tmp_path))
     assert {str(output.spec.dtype) for output in plan.outputs} == {f"torch.{made}"}
     config = json.loads((tmp_path / "base" / "config.json").read_text())
-    assert edited(config, plan.sidecars.config) == {"torch_dtype": made}
+    assert apply_edits(config, plan.sidecars.config) == {"torch_dtype": made}
     key = "dtype" if dialect == "mergekit" else "output.dtype"
     other = [name for name, dtype in zip(("base", "a"), dtypes, strict=True) if dtype != made]
     noted = [

@@ -9,8 +9,8 @@ import torch
 
 from merganser import recipes
 from merganser.checkpoints.base import TensorSpec
-from merganser.checkpoints.quantised import codes_of, quantised
-from merganser.checkpoints.sidecars import edited
+from merganser.checkpoints.quantised import codes_of, find_codes
+from merganser.checkpoints.sidecars import apply_edits
 from merganser.engine.plan import Source
 from merganser.errors import CheckpointError
 
@@ -74,8 +74,8 @@ BESIDE = {
 @pytest.mark.parametrize("scheme", UNNAMED)
 def test_integers_of_a_quantised_model_are_codes(scheme, header, tmp_path):
     opened = header("a", UNNAMED[scheme] | BESIDE)
-    assert quantised(opened, {"quantization_config": {"quant_method": scheme}}) == set(UNNAMED[scheme])
-    assert not quantised(opened, {"model_type": "llama"}) & set(BESIDE)
+    assert find_codes(opened, {"quantization_config": {"quant_method": scheme}}) == set(UNNAMED[scheme])
+    assert not find_codes(opened, {"model_type": "llama"}) & set(BESIDE)
     (tmp_path / "config.json").write_text('{"quantization_config": {}}')
     assert codes_of(header("a", UNNAMED[scheme] | BESIDE, directory=tmp_path)) == set(UNNAMED[scheme])
     models = {"a": header("a", UNNAMED[scheme] | BESIDE, directory=tmp_path), "b": header("b", PLAIN)}
@@ -90,7 +90,7 @@ def planned(text, models, header):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_codes_and_their_scales_are_found(scheme, header):
-    assert quantised(header("a", SCHEMES[scheme]), {}) == set(SCHEMES[scheme])
+    assert find_codes(header("a", SCHEMES[scheme]), {}) == set(SCHEMES[scheme])
 
 
 def test_ordinary_tensors_are_not_taken_for_codes(header):
@@ -100,8 +100,8 @@ def test_ordinary_tensors_are_not_taken_for_codes(header):
         "norm.scale": spec(4),
         "layers.0.mlp.weight": spec(4, 4, dtype=torch.float8_e4m3fn),
     }
-    assert not quantised(header("a", swin), {})
-    assert quantised(header("a", swin), {"quantization_config": {}}) == {"layers.0.mlp.weight"}
+    assert not find_codes(header("a", swin), {})
+    assert find_codes(header("a", swin), {"quantization_config": {}}) == {"layers.0.mlp.weight"}
 
 
 @pytest.mark.parametrize("other", ["alike", "plain"])
@@ -155,7 +155,7 @@ output: {dtype: bfloat16}
             assert (again.inputs, again.spec) == ((Source(1, name),), each)
             assert again.copies
     assert made["model.norm.weight"].spec.dtype is torch.bfloat16
-    config = edited({"num_hidden_layers": 2, "quantization_config": {"bits": 8}}, plan.sidecars.config)
+    config = apply_edits({"num_hidden_layers": 2, "quantization_config": {"bits": 8}}, plan.sidecars.config)
     assert config["num_hidden_layers"] == 3
     assert config["quantization_config"] == {"bits": 8}
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from merganser import recipes
 from merganser.checkpoints.base import TensorSpec
-from merganser.checkpoints.sidecars import edited
+from merganser.checkpoints.sidecars import apply_edits
 from merganser.engine.plan import Source
 from merganser.errors import CheckpointError, RecipeError
-from merganser.recipes.layer_settings import layer_edits as edits_of
+from merganser.recipes.layer_settings import edit_layers as edits_of
 from merganser.recipes.layers import Stack
 from merganser.recipes.stacking import Restacked
 
@@ -138,11 +138,11 @@ def test_a_nested_stack_passes_its_config_on(directory, tmp_path):
         "method: slerp\nparameters: {t: 0.5}\nmodels: [stage.yml, {recipe: stage.yml, label: c}]"
     )
     plan = recipes.plan(recipes.load(tmp_path / "recipe.yml"))
-    assert edited(config, plan.sidecars.config) == {"num_hidden_layers": 6}
+    assert apply_edits(config, plan.sidecars.config) == {"num_hidden_layers": 6}
     again = FRANKEN.replace("path: a, layers: [0, 3]", "recipe: stage.yml, layers: [1, 6]")
     (tmp_path / "again.yml").write_text(again)
     plan = recipes.plan(recipes.load(tmp_path / "again.yml"))
-    assert edited(config, plan.sidecars.config) == {"num_hidden_layers": 8}
+    assert apply_edits(config, plan.sidecars.config) == {"num_hidden_layers": 8}
 
 
 def restacked(prefix="model.layers", old=4, order=(0, 1, 2, 1, 2, 3)):
@@ -157,31 +157,31 @@ def layer_edits(config, restacked):
 def test_the_count_is_whichever_key_says_it(key):
     config = {key: 4, "hidden_size": 4, "num_attention_heads": 4, "max_window_layers": 4}
     edits, notes = layer_edits(config, restacked())
-    assert edited(config, edits) == config | {key: 6}
+    assert apply_edits(config, edits) == config | {key: 6}
     assert not notes
 
 
 def test_lists_with_an_entry_a_layer_are_taken_along():
     config = {"num_hidden_layers": 4, "layer_types": list("abcd"), "rope_scaling": [1, 2, 3, 4]}
     edits, _ = layer_edits(config, restacked())
-    assert edited(config, edits)["layer_types"] == list("abcbcd")
-    assert edited(config, edits)["rope_scaling"] == [1, 2, 3, 4]
+    assert apply_edits(config, edits)["layer_types"] == list("abcbcd")
+    assert apply_edits(config, edits)["rope_scaling"] == [1, 2, 3, 4]
 
 
 def test_the_config_of_the_right_tower_is_changed():
     config = {"text_config": {"num_hidden_layers": 4}, "vision_config": {"num_hidden_layers": 4, "depth": 2}}
     edits, _ = layer_edits(config, restacked("vision_tower.layers"))
-    assert edited(config, edits)["text_config"]["num_hidden_layers"] == 4
-    assert edited(config, edits)["vision_config"]["num_hidden_layers"] == 6
+    assert apply_edits(config, edits)["text_config"]["num_hidden_layers"] == 4
+    assert apply_edits(config, edits)["vision_config"]["num_hidden_layers"] == 6
     edits, _ = layer_edits(config, restacked("language_model.layers"))
-    assert edited(config, edits)["text_config"]["num_hidden_layers"] == 6
+    assert apply_edits(config, edits)["text_config"]["num_hidden_layers"] == 6
 
 
 def test_the_halves_of_an_encoder_decoder_may_have_a_section_each():
     config = {half: {"model_type": "t5gemma_module", "num_hidden_layers": 4} for half in ("encoder", "decoder")}
     edits, notes = layer_edits(config, restacked("model.decoder.layers"))
-    assert edited(config, edits)["decoder"]["num_hidden_layers"] == 6
-    assert edited(config, edits)["encoder"]["num_hidden_layers"] == 4
+    assert apply_edits(config, edits)["decoder"]["num_hidden_layers"] == 6
+    assert apply_edits(config, edits)["encoder"]["num_hidden_layers"] == 4
     assert not notes
 
 
@@ -224,14 +224,14 @@ T5_SHORT = {"num_layers": 4, "is_encoder_decoder": True}
 )
 def test_the_other_half_of_an_encoder_decoder_stays(config, prefix, changed):
     edits, notes = layer_edits(config, restacked(prefix))
-    assert edited(config, edits) == config | changed
+    assert apply_edits(config, edits) == config | changed
     assert not notes
 
 
 def test_both_halves_may_change_and_one_without_a_count_is_noted():
     for order in (("encoder.block", "decoder.block"), ("decoder.block", "encoder.block")):
         edits, _ = layer_edits(T5_SHORT, [*restacked(order[0]), *restacked(order[1])])
-        assert edited(T5_SHORT, edits) == T5 | {"num_layers": 6, "num_decoder_layers": 6}
+        assert apply_edits(T5_SHORT, edits) == T5 | {"num_layers": 6, "num_decoder_layers": 6}
     edits, notes = layer_edits({"encoder_layers": 4, "is_encoder_decoder": True}, restacked("decoder.layers"))
     assert not edits
     assert "set the number of layers to 6 there by hand" in notes[0]
@@ -250,4 +250,4 @@ def test_the_plan_carries_the_edits(directory, tmp_path):
         directory(name, config=config)
     (tmp_path / "recipe.yml").write_text(FRANKEN + "output: {dtype: bfloat16}\n")
     plan = recipes.plan(recipes.load(tmp_path / "recipe.yml"))
-    assert edited(config, plan.sidecars.config) == {"num_hidden_layers": 6, "torch_dtype": "bfloat16"}
+    assert apply_edits(config, plan.sidecars.config) == {"num_hidden_layers": 6, "torch_dtype": "bfloat16"}

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from merganser import checkpoints, recipes
 from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.row_runs import Terms
-from merganser.checkpoints.sidecars import TokenizerFiles, edited
+from merganser.checkpoints.sidecars import TokenizerFiles, apply_edits
 from merganser.checkpoints.vocabulary import Remapped
 from merganser.errors import CheckpointError, RecipeError
 
@@ -389,7 +389,7 @@ def test_the_config_gets_the_size_of_the_vocabulary_that_changed(directory, tmp_
     other = directory("other", specs(8), config, 1, {"tokenizer.json": tokenizer_json(words, ["<a>", "<b>"])})
     document = {"method": "linear", "models": [str(base), str(other)], "output": {"tokenizer": source}}
     plan = recipes.plan(recipes.load(document))
-    assert edited(config, plan.sidecars.config) == (expected if source == "union" else config)
+    assert apply_edits(config, plan.sidecars.config) == (expected if source == "union" else config)
 
 
 def _renumber(path, token, number):

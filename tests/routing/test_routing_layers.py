@@ -11,8 +11,8 @@ from merganser.modules.inputs import Inputs
 from merganser.routing.adaptive import AdaptiveModel
 from merganser.routing.baselines import Smile, WeMoE
 from merganser.routing.layers import (
-    accepted,
     distinct_experts,
+    filter_redundant,
     leading_layers,
     score_layers,
     sweep_layers,
@@ -83,7 +83,7 @@ def test_redundant_experts_stay_out_of_the_fixed_merge(tmp_path):
     with pytest.raises(InputError):
         distinct_experts(library, 2.0)
     assert AdaptiveModel(base, library).accepted == ("first", "other")
-    assert accepted("ab", torch.ones(2, 2), 0.99) == ("a",)
+    assert filter_redundant("ab", torch.ones(2, 2), 0.99) == ("a",)
 
 
 def test_layers_are_scored_with_and_without_data(tmp_path):

@@ -26,7 +26,7 @@ from merganser.errors import InputError
 from merganser.modules.inputs import Inputs
 from merganser.routing.adaptive import AdaptiveModel
 from merganser.routing.batching import Batcher, Busy, Closed, Limits
-from merganser.routing.requests import Refused, fitted
+from merganser.routing.requests import Refused, cast_inputs
 from merganser.routing.routers import ProjectionRouter
 from merganser.routing.serving import create_app
 from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
@@ -189,14 +189,14 @@ def test_whole_numbers_are_features_unless_they_are_ids_or_a_mask(server, model)
 
     half = torch.nn.Linear(2, 2).bfloat16()
     given = Inputs((torch.ones(1, 2, dtype=torch.long),), {"attention_mask": torch.ones(1, 2, dtype=torch.long)})
-    found = fitted(given, half)
+    found = cast_inputs(given, half)
     assert (found.args[0].dtype, found.kwargs["attention_mask"].dtype) == (torch.bfloat16, torch.long)
     reader = torch.nn.Sequential(torch.nn.Embedding(3, 2), half)
-    assert fitted(given, reader).args[0].dtype == torch.long
-    assert fitted(Inputs((torch.ones(1, 2),)), half).args[0].dtype == torch.bfloat16
-    assert fitted(given, torch.nn.ReLU()) is given
+    assert cast_inputs(given, reader).args[0].dtype == torch.long
+    assert cast_inputs(Inputs((torch.ones(1, 2),)), half).args[0].dtype == torch.bfloat16
+    assert cast_inputs(given, torch.nn.ReLU()) is given
     with pytest.raises(Refused, match="inputs.x has entries that torch.float16 cannot hold"):
-        fitted(Inputs((), {"x": torch.tensor([[70_000.0]])}), torch.nn.Linear(1, 1).half())
+        cast_inputs(Inputs((), {"x": torch.tensor([[70_000.0]])}), torch.nn.Linear(1, 1).half())
 
 
 def test_numbers_that_json_does_not_have_are_null(model):
@@ -324,8 +324,13 @@ def test_factories_that_give_no_network_are_named(model, tmp_path, monkeypatch, 
 
 def test_names_of_the_command_are_checked(model):
     options = [str(model.library.path), "--model", "support.expert_nets:encoder", "--layer", "blocks.1.up"]
-    for name, value in (("source", "bse"), ("normalize", "zscores"), ("score", "logits")):
-        result = CliRunner().invoke(build(), ["serve", *options, f"--{name}", value])
+    wrong = (
+        ("--source", "source", "bse"),
+        ("--normalize", "normalize", "zscores"),
+        ("--head-score", "score", "logits"),
+    )
+    for option, name, value in wrong:
+        result = CliRunner().invoke(build(), ["serve", *options, option, value])
         assert isinstance(result.exception, InputError)
         assert f"{name} {value!r}; did you mean" in str(result.exception)
 

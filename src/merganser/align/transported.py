@@ -16,9 +16,9 @@ from merganser.align.symmetries import Factor, Symmetry, product
 from merganser.align.transports import check_scales, match_bases, transport
 from merganser.checkpoints.base import Checkpoint, Rows, select_rows
 from merganser.checkpoints.cards import Lineage
-from merganser.checkpoints.differences import Difference, Vector
 from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.recent import Recent
+from merganser.checkpoints.vectors import Difference, Vector
 from merganser.engine.task_vector import Applied
 from merganser.modules.functional import Weights, WeightsScore
 

@@ -27,7 +27,7 @@ _UNUSED = re.compile(
 _FLOATS = ("bfloat16", "float16", "float32")
 
 
-def dequantised(checkpoint: Checkpoint) -> Checkpoint:
+def dequantise(checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint whose codes of known formats are read as weights.
 
     Args:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
 from merganser.checkpoints.dtypes import Element
-from merganser.checkpoints.inert_pickle import InertRecord, load_inert, numbers
+from merganser.checkpoints.inert_pickle import InertRecord, load_inert, read_sizes
 from merganser.checkpoints.kinds import DISTRIBUTED_METADATA
 from merganser.checkpoints.reads import note_read
 from merganser.checkpoints.torch_archive import read_torch_archive
@@ -142,13 +142,13 @@ def _tensors(content: Any, directory: Path) -> dict[str, tuple[TensorSpec, list[
     stored: dict[tuple[str, tuple[int, ...]], Any] = {}
     for index, info in content.state["storage_data"].items():
         if index.state.get("offset") is not None:
-            stored[index.state["fqn"], numbers(index.state["offset"])] = info.state
+            stored[index.state["fqn"], read_sizes(index.state["offset"])] = info.state
     found: dict[str, tuple[TensorSpec, list[_Chunk]]] = {}
     for key, about in listed.items():
         name = _name(paths.get(key, (key,)))
         if name is None or not isinstance(about, InertRecord) or "chunks" not in about.state:
             continue
-        spec = TensorSpec(numbers(about.state["size"]), _dtype(about.state["properties"]))
+        spec = TensorSpec(read_sizes(about.state["size"]), _dtype(about.state["properties"]))
         chunks = [_located(each, stored, key, directory) for each in about.state["chunks"]]
         _check_cover(key, spec, chunks)
         if name in found:
@@ -177,12 +177,12 @@ def _dtype(properties: InertRecord) -> Element:
 def _located(
     about: InertRecord, stored: Mapping[tuple[str, tuple[int, ...]], Any], key: str, directory: Path
 ) -> _Chunk:
-    offsets, sizes = numbers(about.state["offsets"]), numbers(about.state["sizes"])
+    offsets, sizes = read_sizes(about.state["offsets"]), read_sizes(about.state["sizes"])
     info = stored[key, offsets]
     if info.get("transform_descriptors"):
         raise ValueError(f"{key!r} is stored in an unknown format ({str(info['transform_descriptors'])[:60]})")
     file = confine(directory, info["relative_path"], str(directory / DISTRIBUTED_METADATA))
-    start, length = numbers((info["offset"], info["length"]))
+    start, length = read_sizes((info["offset"], info["length"]))
     if not file.is_file() or start + length > file.stat().st_size:
         raise ValueError(f"a part of {key!r} is not in {file.name}; is the copy complete?")
     return _Chunk(offsets, sizes, file, (start, start + length))

@@ -99,7 +99,7 @@ class _Unpickler(pickle.Unpickler):
         return self._persistent(pid)
 
 
-def numbers(value: Any) -> tuple[int, ...]:
+def read_sizes(value: Any) -> tuple[int, ...]:
     """Return the whole numbers of a tuple, or of the record of a shape.
 
     Raises:

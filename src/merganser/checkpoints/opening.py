@@ -177,9 +177,9 @@ def _decode(checkpoint: Checkpoint) -> Checkpoint:
     elements = {checkpoint.spec(name).element for name in checkpoint.names()}
     if not any(is_integer(element) or element.itemsize == 1 for element in elements):
         return checkpoint
-    from merganser.checkpoints.dequantised import dequantised
+    from merganser.checkpoints.dequantised import dequantise
 
-    return dequantised(checkpoint)
+    return dequantise(checkpoint)
 
 
 def _open_adapter(path: Path, over: tuple[Path, ...]) -> Checkpoint:

@@ -36,7 +36,7 @@ _BESIDE = ("scales", "SCB", "scale_weight")
 _COMPANION = re.compile(r"(^|[._])(scales?|scale_inv|scale_weight|SCB|absmax|quant_map|zero_point|qzeros|g_idx)$")
 
 
-def quantised(checkpoint: Checkpoint, config: Mapping[str, Any]) -> frozenset[str]:
+def find_codes(checkpoint: Checkpoint, config: Mapping[str, Any]) -> frozenset[str]:
     """Return the tensors of a checkpoint that are codes or belong to codes, to be copied together or not at all."""
     configured = "quantization_config" in config
     specs = {name: checkpoint.spec(name) for name in checkpoint.names()}
@@ -66,10 +66,10 @@ def refuse_quantised(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> Non
 
 
 def codes_of(checkpoint: Checkpoint) -> frozenset[str]:
-    """Return `quantised` with the checkpoint's own config, which is read only if needed."""
+    """Return `find_codes` with the checkpoint's own config, which is read only if needed."""
     specs = {name: checkpoint.spec(name) for name in checkpoint.names()}
     decides = any(_is_float8(spec) or _is_unknown_code(name, spec) for name, spec in specs.items())
-    return quantised(checkpoint, read_config(checkpoint.directory) if decides else {})
+    return find_codes(checkpoint, read_config(checkpoint.directory) if decides else {})
 
 
 def is_scale(name: str) -> bool:

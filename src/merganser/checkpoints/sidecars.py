@@ -18,7 +18,7 @@ from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.cards import Lineage, read_licence, recipe_text, render_card
 from merganser.checkpoints.json_file import read_config, read_object
 from merganser.checkpoints.submodules import MODULES, PIPELINE, SEPARATOR, is_index, is_pipeline, module_weights
-from merganser.checkpoints.tokenizer import extended
+from merganser.checkpoints.tokenizer import extend_tokenizer
 from merganser.confine import confine
 from merganser.errors import CheckpointError, reading
 
@@ -157,7 +157,7 @@ def prepare_sidecars(sidecars: Sidecars, sources: Sequence[Checkpoint]) -> Calla
         for name, edits in (("config.json", sidecars.config), ("generation_config.json", sidecars.generation)):
             there = (template / name).is_file()
             if edits and (there or any(path == ("model_type",) for path, _ in edits)):
-                made[name] = _rendered(edited(read_object(template / name) if there else {}, edits))
+                made[name] = _rendered(apply_edits(read_object(template / name) if there else {}, edits))
     if origin is not None:
         patterns = _TOKENIZER_FILES if sidecars.chat_template is not None else (*_TOKENIZER_FILES, *_TEMPLATES)
         copied |= _to_copy(origin, patterns)
@@ -185,7 +185,7 @@ def _indexes(name: str, folders: Set[str]) -> bool:
     return is_index(name) and name.partition(SEPARATOR)[0] in folders
 
 
-def edited(config: dict[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:
+def apply_edits(config: dict[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:
     """Return a copy with the values at the given paths replaced, or removed if the new value is None."""
     result = copy.deepcopy(config)
     for path, value in edits:
@@ -230,7 +230,7 @@ def _changed_tokenizer(origin: Path, added: Sequence[Mapping[str, Any]], templat
     file = origin / "tokenizer_config.json"
     settings = read_object(file) if (added or template is not None) and file.is_file() else {}
     if added:
-        made["tokenizer.json"] = _rendered(extended(read_object(origin / "tokenizer.json"), added))
+        made["tokenizer.json"] = _rendered(extend_tokenizer(read_object(origin / "tokenizer.json"), added))
         if "added_tokens_decoder" in settings:
             if not isinstance(known := settings["added_tokens_decoder"], dict):
                 raise CheckpointError(f"{file}: added_tokens_decoder: expected a JSON object")

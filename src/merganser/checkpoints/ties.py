@@ -120,7 +120,7 @@ def separates_head(checkpoint: Checkpoint) -> bool:
     return any(view.untied for view in views(checkpoint))
 
 
-def untied_edits(config: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
+def untie_config(config: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
     """Return the edits of a config for a head with its own weights."""
     inner = [[key, _TIE] for key, section in config.items() if isinstance(section, dict) and section.get(_TIE)]
     return [([_TIE], False), *((path, False) for path in inner)] if config else []

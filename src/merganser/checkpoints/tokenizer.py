@@ -139,12 +139,12 @@ def _spelling(tokenizer: Mapping[str, Any]) -> str:
     return "metaspace" if "▁" in steps or '"Metaspace"' in steps or tokenizer["model"].get("byte_fallback") else "plain"
 
 
-def added_token(content: str, token_id: int, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def make_added_token(content: str, token_id: int, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the record of an added token; an ordinary token of another model matches only whole words."""
     plain = {"single_word": like is None, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
     return {"id": token_id, "content": content} | {key: (like or plain).get(key, plain[key]) for key in plain}
 
 
-def extended(tokenizer: Mapping[str, Any], added: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def extend_tokenizer(tokenizer: Mapping[str, Any], added: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a tokenizer.json with more added tokens, whose ids follow the existing ones."""
     return {**tokenizer, "added_tokens": [*(tokenizer.get("added_tokens") or []), *(dict(record) for record in added)]}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.dtypes import Element
-from merganser.checkpoints.inert_pickle import InertRecord, load_inert, numbers
+from merganser.checkpoints.inert_pickle import InertRecord, load_inert, read_sizes
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _tensor(args: tuple[Any, ...], whole: Tensor) -> Tensor:
     storage, offset = args[:2] if len(args) > 3 else (None, 0)
     if not isinstance(storage, _Storage) or type(offset) is not int or offset < 0:
         raise ValueError("it has a tensor without a storage")
-    shape, strides = numbers(args[2]), numbers(args[3])
+    shape, strides = read_sizes(args[2]), read_sizes(args[3])
     reach = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1 if all(shape) else 0
     if reach > storage.count or math.prod(shape) > storage.count:
         raise ValueError(f"it has a tensor of shape {list(shape)} in a storage of {storage.count} entries")

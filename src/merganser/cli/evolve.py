@@ -13,7 +13,7 @@ import typer
 
 from merganser.cli.interrupts import explain_interrupt, left_in
 from merganser.cli.options import DryRun, Json, Overwrite, Ray, Resume, Task
-from merganser.cli.output import emit, say, wrap, wrote
+from merganser.cli.output import emit, say, say_written, wrap
 from merganser.cli.progress import ProgressReporter
 from merganser.units import show_time
 
@@ -116,7 +116,7 @@ def init(
     text = render_run_file(named, asked, base=base, method=method, root=out.resolve().parent)
     loading.parse(text, out.parent, str(out))  # what cannot run is not written
     out.write_text(text, encoding="utf-8")
-    wrote(out, as_json)
+    say_written(out, as_json)
 
 
 def _ask_for(what: str) -> list[str]:
@@ -188,7 +188,7 @@ def export(
         if out.exists() and out.samefile(study):
             raise InputError(f"{out}: is the study itself; choose another file")
         out.write_text(to_yaml(recipe(opened, chosen)), encoding="utf-8")
-    wrote(out, as_json)
+    say_written(out, as_json)
 
 
 class _Listener:

@@ -55,7 +55,7 @@ def write(text: str, stream: TextIO | None = None) -> None:
         print(text, file=stream, end="")
 
 
-def wrote(path: Path, as_json: bool) -> None:
+def say_written(path: Path, as_json: bool) -> None:
     """Print the last line of a command that has written something."""
     if as_json:
         emit({"event": "done", "path": str(path)})

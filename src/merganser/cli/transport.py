@@ -70,7 +70,7 @@ def command(
     """
     from merganser.align import transport_checkpoint
     from merganser.checkpoints import open as open_checkpoint
-    from merganser.checkpoints.differences import Difference
+    from merganser.checkpoints.vectors import Difference
     from merganser.engine.publishing import check_out
     from merganser.engine.task_vector import Applied
     from merganser.errors import InputError, one_of

@@ -53,7 +53,7 @@ def execute(
     depend on either.
     """
     workers = workers or os.cpu_count() or 1
-    todo = pending(Computations(merge, settings), sink)
+    todo = find_pending(Computations(merge, settings), sink)
     run_in_threads(todo, sink, workers, memory, Counter(todo, merge.plan, on_progress))
 
 
@@ -69,7 +69,7 @@ def run_in_threads(todo: Sequence[Computation], sink: Sink, workers: int, memory
                 pool.submit(max(computation.footprint() for computation in batch), run_batch, batch, sink, counter.add)
 
 
-def pending(computations: Computations, sink: Sink) -> list[Computation]:
+def find_pending(computations: Computations, sink: Sink) -> list[Computation]:
     """Return the computations of the outputs that `sink` does not have."""
     have = sink.done()
     todo = [computations.of(output) for output in computations.merge.plan.outputs if output.name not in have]

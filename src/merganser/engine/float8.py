@@ -16,7 +16,7 @@ from merganser.checkpoints.skeleton import build_skeleton
 from merganser.engine.merge import Merge
 from merganser.engine.nested import Merged
 from merganser.engine.plan import Output, Source
-from merganser.engine.requantised import Requantised, quantised_merge
+from merganser.engine.requantised import Requantised, replace_by_codes
 from merganser.errors import InputError
 from merganser.lazy import torch
 
@@ -68,7 +68,7 @@ class Float8(Requantised):
         return codes, scales, codes.to(torch.float32) * scales.unsqueeze(1)
 
 
-def in_float8(merge: Merge) -> Merge:
+def quantise_to_float8(merge: Merge) -> Merge:
     """Return a merge whose Linear weights are written in FP8.
 
     Args:
@@ -88,7 +88,7 @@ def in_float8(merge: Merge) -> Merge:
     outputs = [replace(each, spec=same.get(each.name, each.spec)) for each in outputs]
     edits = [*plan.sidecars.config, (("quantization_config",), _settings(ignored))]
     told = replace(plan.sidecars, config=freeze_edits(edits))
-    return quantised_merge(
+    return replace_by_codes(
         merge, view, outputs, told, f"{len(chosen)} Linear weights are written in FP8, with a scale per row"
     )
 

@@ -18,7 +18,7 @@ from merganser.engine.ggml import load_ggml, quantize_rows
 from merganser.engine.merge import Merge
 from merganser.engine.nested import Merged
 from merganser.engine.plan import Output, Source
-from merganser.engine.requantised import Requantised, quantised_merge
+from merganser.engine.requantised import Requantised, replace_by_codes
 from merganser.errors import InputError, require
 from merganser.lazy import np, torch
 
@@ -131,7 +131,7 @@ class GGUFEncoded(Requantised):
         return self._model.as_stored(weight, rows, lambda part: checkpoint.read(weight, part).to(torch.float32))
 
 
-def in_gguf(merge: Merge, form: str) -> Merge:
+def quantise_to_gguf(merge: Merge, form: str) -> Merge:
     """Return a merge that is written as a GGUF file.
 
     Args:
@@ -171,7 +171,7 @@ def in_gguf(merge: Merge, form: str) -> Merge:
     kinds = ", ".join(f"{count} matrices are written as {kind}" for kind, count in view.kinds().items())
     note = f"{kinds or 'no matrix is quantised'}, with the settings of {model.label}"
     whole = replace(merge.plan, aliases={})
-    return quantised_merge(Merge(whole, merge.sources), view, made, told, note)
+    return replace_by_codes(Merge(whole, merge.sources), view, made, told, note)
 
 
 def gguf_header(layout: GGUFLayout, fingerprint: str) -> tuple[bytes, dict[str, int], int]:

@@ -21,8 +21,8 @@ from merganser.engine.execute import (
     Counter,
     Progress,
     batches,
+    find_pending,
     one_torch_thread,
-    pending,
     run_batch,
     run_in_threads,
     work,
@@ -56,12 +56,12 @@ def execute_in_processes(
     """Run `execute` with processes as workers if that is possible and faster, else with threads."""
     workers = workers or os.cpu_count() or 1
     computations = Computations(merge, settings)
-    todo = pending(computations, sink)
+    todo = find_pending(computations, sink)
     counter = Counter(todo, merge.plan, on_progress)
     cut = list(batches(todo))
     # Threads share the state of an inner merge and fetched data.
     shared = any(model.plan or any(map(is_remote, parts(model.path or ""))) for model in merge.plan.models)
-    if shared or not worthwhile(cut, workers):
+    if shared or not is_worthwhile(cut, workers):
         run_in_threads(todo, sink, workers, memory, counter)
     else:
         with one_torch_thread():
@@ -69,7 +69,7 @@ def execute_in_processes(
             _run(cut, sink, workers, memory, counter.add)
 
 
-def worthwhile(cut: Sequence[WorkBatch], workers: int) -> bool:
+def is_worthwhile(cut: Sequence[WorkBatch], workers: int) -> bool:
     """Return whether processes are possible and faster than threads.
 
     A batch is never split, so the largest must not keep the others waiting. Decompositions are long operations that use

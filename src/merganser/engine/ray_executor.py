@@ -11,7 +11,7 @@ from typing import Any
 from merganser.engine.changes import Change
 from merganser.engine.compute import Arithmetic, Computations
 from merganser.engine.disk import Disk
-from merganser.engine.execute import Counter, Progress, batches, pending, run_batch
+from merganser.engine.execute import Counter, Progress, batches, find_pending, run_batch
 from merganser.engine.layout import lay_out
 from merganser.engine.merge import Merge
 from merganser.engine.nested import reopen
@@ -42,7 +42,7 @@ def execute_on_ray(
         start_ray(address, workers, log_to_driver=False)
     try:
         computations = Computations(merge, settings)
-        todo = pending(computations, writer)
+        todo = find_pending(computations, writer)
         counter = Counter(todo, merge.plan, on_progress)
         outputs = {output.name: output for output in merge.plan.outputs}
         shared = ray.put(pickle.dumps(merge.plan))

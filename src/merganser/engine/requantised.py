@@ -135,7 +135,9 @@ class Ledger:
         return (float(found[:, 1].sum()), float(found[:, 2].sum())) if (found[:, 0] > 0).any() else None
 
 
-def quantised_merge(merge: Merge, view: Requantised, outputs: Sequence[Output], sidecars: Sidecars, note: str) -> Merge:
+def replace_by_codes(
+    merge: Merge, view: Requantised, outputs: Sequence[Output], sidecars: Sidecars, note: str
+) -> Merge:
     """Return the merge that writes a view of another merge's result, with sidecars of that merge's models."""
     plan = merge.plan
     moved = replace(sidecars.tokenizer, model=sidecars.tokenizer.model + 1)

@@ -18,7 +18,10 @@ from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, View
 from merganser.checkpoints.cards import Lineage
-from merganser.checkpoints.differences import (
+from merganser.checkpoints.opening import Reference
+from merganser.checkpoints.opening import open as open_checkpoint
+from merganser.checkpoints.quantised import codes_of
+from merganser.checkpoints.vectors import (
     Combination,
     Difference,
     Largest,
@@ -28,11 +31,8 @@ from merganser.checkpoints.differences import (
     TruncatedVector,
     Vector,
     in_blocks,
-    wide,
+    widen,
 )
-from merganser.checkpoints.opening import Reference
-from merganser.checkpoints.opening import open as open_checkpoint
-from merganser.checkpoints.quantised import codes_of
 from merganser.engine import geometry
 from merganser.errors import CheckpointError, InputError, did_you_mean
 
@@ -229,11 +229,13 @@ class Applied(View):
         stored = self.source.aliases().get(name, name)
         if stored not in self._moved:
             return self.source.read(stored, rows)
-        return in_blocks(wide(self.source.spec(stored)), rows, lambda part: self._compute(stored, part))
+        return in_blocks(widen(self.source.spec(stored)), rows, lambda part: self._compute(stored, part))
 
     def _compute(self, stored: str, rows: Rows | None) -> Tensor:
         moved = self.vector.compute(self._moved[stored], rows)
-        base = self.source.read(stored, rows).to(torch.promote_types(moved.dtype, wide(self.source.spec(stored)).dtype))
+        base = self.source.read(stored, rows).to(
+            torch.promote_types(moved.dtype, widen(self.source.spec(stored)).dtype)
+        )
         return torch.add(base, moved, alpha=self.scale)
 
     def fingerprint(self) -> str:

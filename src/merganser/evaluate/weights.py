@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from merganser.checkpoints.base import Checkpoint, is_integer
-from merganser.checkpoints.differences import row_blocks
+from merganser.checkpoints.vectors import row_blocks
 from merganser.evaluate.verdicts import Check
 
 

@@ -28,7 +28,7 @@ from merganser.evolve.served import ServedAdapters, serve_adapters
 from merganser.evolve.space import Space
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as declared
-from merganser.recipes.layers import layout
+from merganser.recipes.layers import find_layout
 
 T = TypeVar("T")
 
@@ -206,7 +206,7 @@ def build_evaluator(run: RunFile, space: Space, examiners: Mapping[str, Examiner
 
 def count_layers(run: RunFile) -> int:
     """Return the number of layers of the base, or of the first model."""
-    stack = layout(open_checkpoint(run.original).names()).main
+    stack = find_layout(open_checkpoint(run.original).names()).main
     if stack is None:
         raise InputError(f"{run.original}: has no stack of layers")
     return stack.layers

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
 from merganser.checkpoints.cards import Lineage
-from merganser.checkpoints.differences import Vector, in_blocks
+from merganser.checkpoints.vectors import Vector, in_blocks
 from merganser.methods.matrices import matrix_shape
 
 MaskKind = Literal["tall", "emr"]

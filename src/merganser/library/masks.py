@@ -27,12 +27,12 @@ from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer
 from merganser.checkpoints.cards import Lineage
-from merganser.checkpoints.differences import Combination, Difference, Stored, Vector, in_blocks, wide
 from merganser.checkpoints.directory import Directory
 from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.quantised import refuse_quantised
+from merganser.checkpoints.vectors import Combination, Difference, Stored, Vector, in_blocks, widen
 from merganser.confine import confine
 from merganser.engine.geometry import Parts, over_blocks
 from merganser.engine.publishing import check_out, publish
@@ -231,7 +231,7 @@ class MaskedExpert(View):
             return self.bits.read(name + FULL, rows)
         if name not in self.shared:
             return self.source.read(name, rows)
-        return in_blocks(wide(self.source.spec(name)), rows, lambda part: self._compute(name, part))
+        return in_blocks(widen(self.source.spec(name)), rows, lambda part: self._compute(name, part))
 
     def mask(self, name: str, rows: Rows | None = None) -> Tensor:
         """Return m of one tensor, or of its rows, as booleans."""

@@ -13,7 +13,7 @@ from merganser.checkpoints.kinds import TORCH_SUFFIXES
 from merganser.checkpoints.references import exists
 from merganser.checkpoints.tensor_names import natural_order
 from merganser.errors import RecipeError
-from merganser.recipes.references import places
+from merganser.recipes.references import describe_places
 
 #: Key that excludes early checkpoints from a glob.
 WINDOW = "window"
@@ -39,7 +39,7 @@ def expand(models: list[Any], root: Path | None, where: str) -> list[Any]:
             continue
         matches = _matches(path, root)
         if not matches:
-            raise RecipeError(f"{where}[{index}]: no checkpoint matches {path!r}{places(path, root)}")
+            raise RecipeError(f"{where}[{index}]: no checkpoint matches {path!r}{describe_places(path, root)}")
         if not isinstance(entry, Mapping):
             found += matches
             continue

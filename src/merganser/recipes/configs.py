@@ -15,10 +15,10 @@ from merganser.checkpoints.gguf_config import gguf_config
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.sidecars import Edit, Sidecars, TokenizerFiles, code_files, freeze_edits
 from merganser.checkpoints.submodules import SEPARATOR, module_weights, weights_stem, written_file
-from merganser.checkpoints.ties import untied_edits
+from merganser.checkpoints.ties import untie_config
 from merganser.engine.plan import Output
 from merganser.errors import RecipeError, did_you_mean, reading
-from merganser.recipes.layer_settings import layer_edits, sections
+from merganser.recipes.layer_settings import edit_layers, walk_sections
 from merganser.recipes.outputs import OutputPlanner
 from merganser.recipes.references import locate
 from merganser.recipes.schema import Recipe
@@ -37,12 +37,12 @@ def describe(
     """Return the sidecars of a plan and notes on them."""
     recipe, table = planner.recipe, planner.table
     config = table.config(0)
-    edits, notes = layer_edits([table.config(i) for i in range(len(table))], planner.stacking.restacked)
+    edits, notes = edit_layers([table.config(i) for i in range(len(table))], planner.stacking.restacked)
     nested = table.models[0].plan
     inherited = nested.sidecars if nested else Sidecars()
     written = [((key,), value) for key, value in gguf_config(table.checkpoints[0]).items()]
     edits = [*written, *inherited.config, *edits]
-    edits += untied_edits(config) if planner.separates_head(outputs) else []
+    edits += untie_config(config) if planner.separates_head(outputs) else []
     edits += dtype_edits(config, recipe.output.dtype or planner.dtypes.widened)
     kept, remarks = quantisation_edits(config, table, outputs)
     edits += kept
@@ -69,7 +69,7 @@ def describe(
         config=freeze_edits(edits + tokens),
         generation=freeze_edits([*inherited.generation, *generation]),
         tokenizer=TokenizerFiles(table.tokenizer_model(speaker), tuple(added)),
-        chat_template=chat_template(recipe, table, tokenizer),
+        chat_template=choose_chat_template(recipe, table, tokenizer),
         lineage=Lineage(
             recipe.base.label if recipe.base else None,
             tuple(labels),
@@ -122,7 +122,7 @@ def dtype_edits(config: Mapping[str, Any], dtype: str | None) -> list[Edit]:
         return []
     found: list[Edit] = [
         ([*path, key], dtype)
-        for path, section in sections(config)
+        for path, section in walk_sections(config)
         for key in ("torch_dtype", "dtype")
         if isinstance(section.get(key), str)
     ]
@@ -151,7 +151,7 @@ def vocabulary_edits(config: Mapping[str, Any], before: int, rows: int) -> list[
     """Return edits that set the vocabulary size to `rows` wherever it was `before`; other vocabularies (of sounds)
     keep theirs. A config that does not say it gets it in the section of the language model.
     """
-    known = [*sections(config)]
+    known = [*walk_sections(config)]
     sizes = [([*path, key], size) for path, section in known for key, size in section.items() if _VOCABULARY.match(key)]
     found = [path for path, size in sizes if size == before]
     if not found:
@@ -161,7 +161,7 @@ def vocabulary_edits(config: Mapping[str, Any], before: int, rows: int) -> list[
     return [(path, rows) for path in found] if config and rows != before else []
 
 
-def chat_template(recipe: Recipe, table: SourceTable, tokenizer: Tokenizer) -> str | None:
+def choose_chat_template(recipe: Recipe, table: SourceTable, tokenizer: Tokenizer) -> str | None:
     """Return the chat template: by name, the most common one of the models, from a file, or the given text."""
     asked = recipe.output.chat_template
     if asked is None and table.donor is not None and tokenizer.chat_template is None:

@@ -22,7 +22,7 @@ _SHOWN = 6
 _LONGEST = 60
 
 
-def architecture(table: SourceTable, model: int) -> str | None:
+def find_architecture(table: SourceTable, model: int) -> str | None:
     """Return the class or the type of a model, from its config."""
     config = table.config(model)
     named = config.get("architectures")
@@ -30,7 +30,7 @@ def architecture(table: SourceTable, model: int) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def notes(table: SourceTable, stacked: bool) -> list[str]:
+def note_differences(table: SourceTable, stacked: bool) -> list[str]:
     """Return notes on models whose architecture or settings differ from the template's.
 
     Settings of single layers count unless layers are `stacked`, since a stacked layer keeps its settings.
@@ -41,7 +41,7 @@ def notes(table: SourceTable, stacked: bool) -> list[str]:
         if i == table.donor:
             continue
         label = table.models[i].label
-        if other := other_architecture(table, i):
+        if other := describe_architectures(table, i):
             found.append(f"{other}; the output uses the config of {have}")
         pairs = [pair for pair in _differing(config, table.config(i)) if not (stacked and _is_of_layers(pair))]
         if pairs:
@@ -54,15 +54,15 @@ def notes(table: SourceTable, stacked: bool) -> list[str]:
     return found
 
 
-def other_architecture(table: SourceTable, model: int) -> str | None:
+def describe_architectures(table: SourceTable, model: int) -> str | None:
     """Return `b is a Qwen2ForCausalLM, a a MistralForCausalLM`, or None if the architectures agree."""
-    ours, theirs = architecture(table, 0), architecture(table, model)
+    ours, theirs = find_architecture(table, 0), find_architecture(table, model)
     if ours is None or theirs is None or ours == theirs:
         return None
     return f"{table.models[model].label} is a {theirs}, {table.models[0].label} a {ours}"
 
 
-def sizes(table: SourceTable, model: int) -> list[str]:
+def describe_sizes(table: SourceTable, model: int) -> list[str]:
     """Return the sizes that differ: `hidden_size is 32 in b and 64 in a`."""
     have, label = table.models[0].label, table.models[model].label
     pairs = _differing(table.config(0), table.config(model), _SIZES)

@@ -121,7 +121,7 @@ class NameDifferences:
         return ".".join(part for part in (stack.prefix, f"{stack.stem}*", place.rest) if part)
 
 
-def unequal_shapes(
+def describe_shapes(
     table: SourceTable, found: Mapping[tuple[tuple[int, tuple[int, ...]], ...], Sequence[str]]
 ) -> Iterator[str]:
     """Yield one line for all tensors with the same unequal shapes in the same models."""
@@ -131,10 +131,10 @@ def unequal_shapes(
         yield f"{names[0]!r}{others} unequal shapes: {listed}"
 
 
-def reasons(table: SourceTable, model: int) -> list[str]:
+def find_reasons(table: SourceTable, model: int) -> list[str]:
     """Return reasons from the configs why a model does not fit the template."""
-    other = differences.other_architecture(table, model)
-    return [*([other] if other else []), *differences.sizes(table, model)]
+    other = differences.describe_architectures(table, model)
+    return [*([other] if other else []), *differences.describe_sizes(table, model)]
 
 
 def _layers(numbers: Iterable[int]) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from merganser.errors import RecipeError, did_you_mean
-from merganser.recipes.fields import kind_of, known_keys
+from merganser.recipes.fields import kind_of, report_unknown_keys
 from merganser.recipes.keys import EXPRESSION, RECIPE
 from merganser.recipes.schema import Problems
 
@@ -34,13 +34,13 @@ def speaks(data: Mapping[str, Any]) -> bool:
 def expand(data: Mapping[str, Any], source: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the native recipe that an expression means, and notes on what its author may not have intended."""
     problems = Problems()
-    known_keys(data, EXPRESSION, "", problems)
+    report_unknown_keys(data, EXPRESSION, "", problems)
     models = data.get("models")
     if not isinstance(models, dict) or not models:
         problems.add("models", f"expected a mapping of names to models, got {kind_of(models)}")
     else:
         with problems.collect():
-            weights = coefficients(data["expression"], models)
+            weights = read_coefficients(data["expression"], models)
             document = _document(weights, models)
     problems.finish(source)
     total = math.fsum(weights.values())
@@ -51,7 +51,7 @@ def expand(data: Mapping[str, Any], source: str) -> tuple[dict[str, Any], tuple[
     return document | kept, tuple(notes)
 
 
-def coefficients(expression: Any, models: Mapping[str, Any]) -> WeightedSum:
+def read_coefficients(expression: Any, models: Mapping[str, Any]) -> WeightedSum:
     """Return the factor of every model in the expression."""
     for name in models:
         if not isinstance(name, str) or not name.isidentifier():

@@ -13,7 +13,7 @@ from merganser.methods.base import Method
 from merganser.methods.parameters import Parameter
 from merganser.methods.registry import aliases as parameter_aliases
 from merganser.methods.registry import parameters as method_parameters
-from merganser.recipes.references import missing, places
+from merganser.recipes.references import describe_places, find_missing
 from merganser.recipes.schema import Problems
 from merganser.recipes.settings import Case, Choice, Gradient, Scalar, Setting
 from merganser.units import parse_size
@@ -69,7 +69,7 @@ def expect(value: Any, kind: type, where: str) -> Any:
     raise RecipeError(f"{where}: expected {_KINDS[kind]}, got {kind_of(value)}")
 
 
-def known_keys(
+def report_unknown_keys(
     data: Mapping[str, Any],
     known: Iterable[str],
     where: str,
@@ -92,12 +92,12 @@ def finish(problems: Problems, references: Iterable[tuple[str, str]], root: Path
     """Raise all problems of a document and, if there are any, also list the models it names that do not exist."""
     if problems:
         for where, reference in references:
-            if (path := missing(reference, root)) is not None:
-                problems.add(where, f"{path}: no such file or directory{places(path, root)}")
+            if (path := find_missing(reference, root)) is not None:
+                problems.add(where, f"{path}: no such file or directory{describe_places(path, root)}")
     problems.finish(source)
 
 
-def dtype(value: Any, where: str) -> str:
+def read_dtype(value: Any, where: str) -> str:
     name: str = expect(value, str, where).removeprefix("torch.")
     name = ALIASES.get(name, name)
     if name not in FLOATS:
@@ -105,7 +105,7 @@ def dtype(value: Any, where: str) -> str:
     return name
 
 
-def size(value: Any, where: str) -> int:
+def read_size(value: Any, where: str) -> int:
     """Return a number of bytes from `5GB`, `2GiB` or a number."""
     plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
     try:
@@ -117,12 +117,12 @@ def size(value: Any, where: str) -> int:
     return found
 
 
-def globs(value: Any, where: str) -> tuple[str, ...]:
+def read_globs(value: Any, where: str) -> tuple[str, ...]:
     """Return patterns over tensor names, given as one or as a list."""
-    return names(value, where, "a glob over tensor names")
+    return read_texts(value, where, "a glob over tensor names")
 
 
-def names(value: Any, where: str, what: str) -> tuple[str, ...]:
+def read_texts(value: Any, where: str, what: str) -> tuple[str, ...]:
     """Return texts, given as one or as a list."""
     found = [value] if isinstance(value, str) else value or []
     if not isinstance(found, list) or not all(isinstance(text, str) and text for text in found):
@@ -130,7 +130,7 @@ def names(value: Any, where: str, what: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def layer_range(value: Any, where: str) -> tuple[int, int]:
+def read_layer_range(value: Any, where: str) -> tuple[int, int]:
     if not isinstance(value, list) or len(value) != 2:
         raise RecipeError(f"{where}: expected [first, last) as two whole numbers, got {kind_of(value)}")
     first, last = (expect(v, int, f"{where}[{i}]") for i, v in enumerate(value))
@@ -166,7 +166,7 @@ class Declared:
         return f"unknown parameter {name!r} of {self.title}{did_you_mean(name, self.names)}"
 
 
-def scalar(value: Any, candidates: list[Parameter], where: str) -> Scalar:
+def read_scalar(value: Any, candidates: list[Parameter], where: str) -> Scalar:
     """Return the value as one of the candidate parameters accepts it, or raise the error of the first."""
     complaint: RecipeError | None = None
     for parameter in candidates:
@@ -179,19 +179,19 @@ def scalar(value: Any, candidates: list[Parameter], where: str) -> Scalar:
     raise complaint or RecipeError(f"{where}: unknown parameter")
 
 
-def scalar_or_gradient(value: Any, candidates: list[Parameter], where: str) -> Scalar | Gradient:
+def read_value(value: Any, candidates: list[Parameter], where: str) -> Scalar | Gradient:
     takes_lists = any(parameter.kind is tuple for parameter in candidates)
     if not isinstance(value, list) or takes_lists:
         if isinstance(value, dict):
             raise RecipeError(f"{where}: expected a value, got a mapping")
-        return scalar(value, candidates, where)
+        return read_scalar(value, candidates, where)
     if not value:
         raise RecipeError(f"{where}: a gradient needs at least one value")
     # An interpolated value lies between its neighbours, so checking the given values checks them all.
-    return Gradient(tuple(scalar(v, candidates, f"{where}[{i}]") for i, v in enumerate(value)))
+    return Gradient(tuple(read_scalar(v, candidates, f"{where}[{i}]") for i, v in enumerate(value)))
 
 
-def by_glob(value: Any, candidates: list[Parameter], where: str) -> Choice | None:
+def read_choice(value: Any, candidates: list[Parameter], where: str) -> Choice | None:
     """Read `{"*.mlp.*": 0.2, "*": 0.5}`: a value per pattern, where the first match wins."""
     if isinstance(value, list) and value and all(isinstance(v, dict) and "value" in v for v in value):
         raise RecipeError(
@@ -202,14 +202,11 @@ def by_glob(value: Any, candidates: list[Parameter], where: str) -> Choice | Non
     if not value:
         raise RecipeError(f"{where}: expected a value for each glob, got an empty mapping")
     return Choice(
-        tuple(
-            Case(str(glob), scalar_or_gradient(each, candidates, f"{where}[{str(glob)!r}]"))
-            for glob, each in value.items()
-        )
+        tuple(Case(str(glob), read_value(each, candidates, f"{where}[{str(glob)!r}]")) for glob, each in value.items())
     )
 
 
-def settings(data: Any, declared: Declared, where: str, problems: Problems) -> dict[str, Setting]:
+def read_settings(data: Any, declared: Declared, where: str, problems: Problems) -> dict[str, Setting]:
     """Read named parameters, each a scalar, a gradient, or a value by glob."""
     found: dict[str, Setting] = {}
     if data is None:
@@ -226,6 +223,6 @@ def settings(data: Any, declared: Declared, where: str, problems: Problems) -> d
         with problems.collect():
             if known[0] in found:
                 raise RecipeError(f"{place}: {known[0]!r} is given twice, once under another name")
-            choice = by_glob(value, known[1], place)
-            found[known[0]] = choice if choice is not None else scalar_or_gradient(value, known[1], place)
+            choice = read_choice(value, known[1], place)
+            found[known[0]] = choice if choice is not None else read_value(value, known[1], place)
     return found

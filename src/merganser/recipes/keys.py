@@ -15,7 +15,7 @@ from typing import Any
 from merganser.checkpoints.dtypes import ALIASES, FLOATS
 from merganser.errors import RecipeError, did_you_mean
 from merganser.recipes import fields
-from merganser.recipes.fields import expect, kind_of, known_keys
+from merganser.recipes.fields import expect, kind_of, report_unknown_keys
 from merganser.recipes.quantisation import QUANTISATIONS, check_quantisation
 from merganser.recipes.schema import ABSENT, DEFAULT_SHARD_SIZE, DEFAULT_TERMS, Problems
 
@@ -55,7 +55,7 @@ def read_section(
     found: dict[str, Any] = {}
     with problems.collect():
         given = expect(raw or {}, dict, where)
-        known_keys(given, section, where, problems, inner)
+        report_unknown_keys(given, section, where, problems, inner)
         for name, key in section.items():
             with problems.collect():
                 if key.read is not None and given.get(name) is not None:
@@ -84,11 +84,11 @@ def _number(help: str, kind: str, low: float, high: float | None = None, default
 
 
 def _globs(help: str) -> Key:
-    return Key(help, {"anyOf": [TEXT, TEXTS]}, fields.globs)
+    return Key(help, {"anyOf": [TEXT, TEXTS]}, fields.read_globs)
 
 
 def _dtype(value: Any, where: str) -> str:
-    return "widest" if value == "widest" else fields.dtype(value, where)
+    return "widest" if value == "widest" else fields.read_dtype(value, where)
 
 
 def _absent(value: Any, where: str) -> str:
@@ -145,7 +145,7 @@ ENTRY: Section = {
     "layers": Key(
         "In a slice: the layers [first, last).",
         {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
-        fields.layer_range,
+        fields.read_layer_range,
     ),
     "parameters": Key("Parameters of the method, for this model.", _reference("parameters")),
 }
@@ -166,7 +166,7 @@ OUTPUT: Section = {
     "shard_size": Key(
         "Largest file: a size such as 5GB or 2GiB, or bytes.",
         {"type": ["string", "integer"]},
-        fields.size,
+        fields.read_size,
         f"{DEFAULT_SHARD_SIZE // 10**9}GB",
     ),
     "tokenizer": Key(
@@ -209,6 +209,6 @@ CONVENTIONS: Section = {
     "required": Key(
         "Per-model parameters that should be given.",
         {"anyOf": [TEXT, TEXTS]},
-        lambda value, where: fields.names(value, where, "a parameter"),
+        lambda value, where: fields.read_texts(value, where, "a parameter"),
     ),
 }

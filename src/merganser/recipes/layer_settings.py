@@ -22,15 +22,15 @@ _TYPES = re.compile(r"layers?_(block_)?types?$|hybrid_override_pattern")
 _NOT_COUNT = re.compile(r"interval|every|window|index|start|shared|first|dense|skip|norm|per_")
 
 
-def sections(config: Config, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Config]]:
+def walk_sections(config: Config, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Config]]:
     """Yield the config and the configs inside it (text_config, decoder), outermost first."""
     yield path, config
     for key, value in config.items():
         if isinstance(value, dict) and (key.endswith("config") or "model_type" in value):
-            yield from sections(value, (*path, key))
+            yield from walk_sections(value, (*path, key))
 
 
-def layer_edits(configs: Sequence[Config], restacked: Sequence[Restacked]) -> tuple[list[Edit], list[str]]:
+def edit_layers(configs: Sequence[Config], restacked: Sequence[Restacked]) -> tuple[list[Edit], list[str]]:
     """Return the edits of the first config (the template's) for the stacks, and notes on what cannot be edited.
 
     The count is the key whose value equals the old depth; of several configs, the one that shares a word with the
@@ -56,7 +56,7 @@ def layer_edits(configs: Sequence[Config], restacked: Sequence[Restacked]) -> tu
         path, section, keys = found
         given = _dig(configs[0], path)
         edits = [*(([*path, key], section[key]) for key in section if given.get(key) != section[key]), *edits]
-        changed, impossible = kinds(configs, each, path).edits(each.order)
+        changed, impossible = read_kinds(configs, each, path).edits(each.order)
         if impossible:
             raise RecipeError(_refusal(each, section, impossible))
         last = (changed.get("layer_types") or section.get("layer_types") or ["full_attention"])[-1]
@@ -70,7 +70,7 @@ def layer_edits(configs: Sequence[Config], restacked: Sequence[Restacked]) -> tu
     return edits, notes
 
 
-def kinds(configs: Sequence[Config], each: Restacked, path: tuple[str, ...] | None = None) -> Kinds:
+def read_kinds(configs: Sequence[Config], each: Restacked, path: tuple[str, ...] | None = None) -> Kinds:
     """Return what the configs say about single layers of a stack; `path` leads to its section."""
     if path is None:
         found = _section(configs[0], each.stack)
@@ -90,7 +90,7 @@ def _refusal(each: Restacked, section: Config, impossible: Sequence[str]) -> str
 def _section(config: Config, stack: Stack) -> tuple[tuple[str, ...], Config, list[str]] | None:
     """Return where a config describes a stack: the path, the section, and the keys that count its layers, if any."""
     found = []
-    for path, given in sections(config):
+    for path, given in walk_sections(config):
         section = _spelt_out(given)
         own = _of_stack(section, stack)
         keys = [k for k in own if type(section[k]) is int and section[k] == stack.layers and _is_count(k)]

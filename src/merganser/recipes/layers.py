@@ -75,7 +75,7 @@ class Layout:
     places: dict[str, Place] = field(repr=False)
 
 
-def layout(names: Iterable[str]) -> Layout:
+def find_layout(names: Iterable[str]) -> Layout:
     """Find the stacks; linear in the number of names. Models that are merged mostly have the same names."""
     return _layout(tuple(names))
 

@@ -18,7 +18,7 @@ from typing import Any
 from merganser.errors import RecipeError, did_you_mean
 from merganser.methods.registry import lookup, mergekit_defaults
 from merganser.recipes import fields
-from merganser.recipes.fields import REPORTED, Declared, expect, kind_of, known_keys
+from merganser.recipes.fields import REPORTED, Declared, expect, kind_of, report_unknown_keys
 from merganser.recipes.mergekit_parameters import KNOWN, MORE_PRECISE, REMARKS, acting, required, without_effect
 from merganser.recipes.schema import Places, Problems
 
@@ -97,7 +97,7 @@ class _Translator:
         if remark := MORE_PRECISE.get(self.called):
             self.notes.append(f"{self.called}: {remark}")
         document["method"] = self.declared.methods[0].name if self.declared.methods else data.get("merge_method")
-        known_keys(self._without_strays(data), KEYS, "", self.problems)
+        report_unknown_keys(self._without_strays(data), KEYS, "", self.problems)
         if data.get("base_model") is not None:
             document["base"] = self._model(data["base_model"], "base", "base_model")
         document |= self._networks(data, "", "")
@@ -161,7 +161,7 @@ class _Translator:
             for name, module in expect(raw, dict, "modules").items():
                 place = f"modules.{name}"
                 expect(module, dict, place)
-                known_keys(module, ("models", "slices", "parameters"), place, self.problems)
+                report_unknown_keys(module, ("models", "slices", "parameters"), place, self.problems)
                 found[str(name)] = self._networks(module, f"{place}.", f"{place}.")
                 if parameters := self._parameters(module.get("parameters"), *[f"{place}.parameters"] * 2):
                     found[str(name)]["parameters"] = parameters
@@ -171,7 +171,7 @@ class _Translator:
     def _slice(self, raw: Any, where: str, place: str) -> Any:
         with self.problems.collect():
             expect(raw, dict, place)
-            known_keys(raw, ("sources", "base_model", "residual_weight", "parameters"), place, self.problems)
+            report_unknown_keys(raw, ("sources", "base_model", "residual_weight", "parameters"), place, self.problems)
             if raw.get("residual_weight") is not None:
                 self.notes.append(f"{place}.residual_weight has no effect (nor in mergekit)")
             found: dict[str, Any] = {}
@@ -194,7 +194,7 @@ class _Translator:
         self.places[f"{where}.layers"] = f"{place}.layer_range"
         with self.problems.collect():
             if isinstance(raw, dict) and raw.get("layer_range") is None:
-                fields.layer_range(None, f"{place}.layer_range")
+                fields.read_layer_range(None, f"{place}.layer_range")
             if entry is not REPORTED:
                 entry["layers"] = raw["layer_range"]
             return entry
@@ -204,7 +204,7 @@ class _Translator:
         if not isinstance(raw, dict):
             self.problems.add(place, f"expected a mapping with the key model, got {kind_of(raw)}")
             return REPORTED
-        known_keys(raw, keys, place, self.problems)
+        report_unknown_keys(raw, keys, place, self.problems)
         parameters = self._parameters(raw.get("parameters"), f"{where}.parameters", f"{place}.parameters")
         for name in list(parameters):
             if not any(p.per_model for p in self.declared.known[name]):
@@ -229,7 +229,7 @@ class _Translator:
         with self.problems.collect():
             if isinstance(raw, dict) and ("merge_method" in raw or "method" in raw):
                 return {"recipe": raw, "label": place}
-            named = reference(raw, place)
+            named = read_reference(raw, place)
             return {"recipe": self.stages[named], "label": named} if named in self.stages else named
         return REPORTED
 
@@ -290,7 +290,7 @@ class _Translator:
         self.places |= {"output.dtype": "out_dtype" if "out_dtype" in given else "dtype"}
         if len(given) == 2:
             with self.problems.collect():
-                fields.dtype(given["dtype"], "dtype")
+                fields.read_dtype(given["dtype"], "dtype")
             self.notes.append("dtype: arithmetic is always in float32; out_dtype sets the dtype of the output")
         tokenizer, source = data.get("tokenizer"), data.get("tokenizer_source")
         self.places["output.tokenizer"] = "tokenizer" if tokenizer is not None else "tokenizer_source"
@@ -302,7 +302,7 @@ class _Translator:
         elif source is not None:
             with self.problems.collect():
                 # mergekit's older spelling of a model.
-                output["tokenizer"] = reference(source, "tokenizer_source").removeprefix("model:")
+                output["tokenizer"] = read_reference(source, "tokenizer_source").removeprefix("model:")
         for key in ("chat_template", "exclude"):
             self.places[f"output.{key}"] = key
             if data.get(key) is not None:
@@ -310,15 +310,15 @@ class _Translator:
         return output
 
 
-def reference(raw: Any, where: str) -> str:
+def read_reference(raw: Any, where: str) -> str:
     """Return `path@revision+lora`, also for a reference written as a mapping."""
     if isinstance(raw, dict):
         inner = raw.get("model", raw)
         if isinstance(inner, dict):
             path = expect(inner.get("path"), str, f"{where}.path")
             inner = f"{path}@{inner['revision']}" if inner.get("revision") else path
-        lora = raw.get("lora")
-        return f"{expect(inner, str, where)}+{reference(lora, f'{where}.lora')}" if lora else expect(inner, str, where)
+        model: str = expect(inner, str, where)
+        return f"{model}+{read_reference(raw['lora'], f'{where}.lora')}" if raw.get("lora") else model
     written: str = expect(raw, str, where)
     if not written.strip():
         raise RecipeError(f"{where}: an empty path")

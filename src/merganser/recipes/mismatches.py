@@ -10,7 +10,7 @@ from merganser.checkpoints.quantised import is_scale
 from merganser.checkpoints.ties import own_head
 from merganser.engine.plan import Source
 from merganser.errors import CheckpointError
-from merganser.recipes.explanations import NameDifferences, reasons, unequal_shapes
+from merganser.recipes.explanations import NameDifferences, describe_shapes, find_reasons
 from merganser.recipes.schema import Recipe
 from merganser.recipes.settings import matches
 from merganser.recipes.sources import SourceTable
@@ -150,11 +150,11 @@ class Mismatches:
         models = [model for model in models if not {0, model} & self._quantised.keys()]
         for model in models:
             found += told.explain(model)
-        found += unequal_shapes(self.table, self._shapes)
+        found += describe_shapes(self.table, self._shapes)
         if not found:
             return
         unlike = {*models, *(model for key in self._shapes for model, _ in key)} - {0}
-        why = [reason for model in sorted(unlike) for reason in reasons(self.table, model)]
+        why = [reason for model in sorted(unlike) for reason in find_reasons(self.table, model)]
         heading = "the checkpoints do not fit" + (f" ({'; '.join(why)})" if why else "")
         if len(found) == 1:
             raise CheckpointError(f"{heading}: {found[0]}")

@@ -32,7 +32,7 @@ from merganser.errors import RecipeError, did_you_mean
 from merganser.methods.registry import lookup
 from merganser.recipes import fields, options
 from merganser.recipes.checkpoint_globs import expand
-from merganser.recipes.fields import REPORTED, Declared, expect, kind_of, known_keys
+from merganser.recipes.fields import REPORTED, Declared, expect, kind_of, report_unknown_keys
 from merganser.recipes.keys import ENTRY, MODULE, OUTPUT, OVERRIDE, RECIPE, SLICE, read_section
 from merganser.recipes.mergekit import Translation
 from merganser.recipes.schema import (
@@ -105,8 +105,8 @@ class _NativeReader:
         parts = self._with_statistics(self._parts(data, declared), data.get("statistics"), declared)
         overrides = [self._override(raw, f"overrides[{i}]", declared) for i, raw in enumerate(raw_overrides)]
         parameters = self._settings(data.get("parameters"), declared, "parameters")
-        output = options.output(data.get("output"), problems)
-        conventions = options.conventions(data.get("conventions"), problems)
+        output = options.read_output(data.get("output"), problems)
+        conventions = options.read_conventions(data.get("conventions"), problems)
         if own.get("match_experts") and any(part.sliced for part in parts):
             problems.add("match_experts", "experts are matched layer by layer; a recipe with slices moves layers")
         if main is None:
@@ -142,7 +142,7 @@ class _NativeReader:
             modules = {} if data["modules"] is REPORTED else expect(data["modules"], dict, "modules")
             for name, raw in modules.items():
                 where = f"modules.{name}"
-                known_keys(expect(raw, dict, where), MODULE, where, self.problems)
+                report_unknown_keys(expect(raw, dict, where), MODULE, where, self.problems)
                 inner = [key for key in ("models", "slices") if raw.get(key) is not None]
                 if len(inner) != 1:
                     raise RecipeError(f"{where}: expected either models or slices")
@@ -167,7 +167,7 @@ class _NativeReader:
 
     def _slice(self, raw: Any, where: str, declared: Declared) -> Slice:
         if isinstance(raw, dict) and "models" in raw:
-            known_keys(raw, SLICE, where, self.problems)
+            report_unknown_keys(raw, SLICE, where, self.problems)
             entries = self._models(raw["models"], f"{where}.models", declared)
             base = self._entry(raw["base"], f"{where}.base", Declared(())) if raw.get("base") is not None else None
             parameters = self._settings(raw.get("parameters"), declared, f"{where}.parameters")
@@ -232,7 +232,7 @@ class _NativeReader:
         with self.problems.collect():
             if raw.get("layers") is not None:
                 layers = (0, 1)  # any valid value, so that missing layers are not reported too
-                layers = fields.layer_range(raw["layers"], f"{where}.layers")
+                layers = fields.read_layer_range(raw["layers"], f"{where}.layers")
         kinds = statistics_of(declared)
         with self.problems.collect():
             statistics = {kind: expect(raw[kind], str, f"{where}.{kind}") for kind in kinds if kind in raw}
@@ -254,7 +254,7 @@ class _NativeReader:
             return parts
         with self.problems.collect():
             expect(raw, dict, "statistics")
-            known_keys(raw, statistics_of(declared), "statistics", self.problems)
+            report_unknown_keys(raw, statistics_of(declared), "statistics", self.problems)
             models = parts[0].slices[0].models
             if len(parts[0].slices) > 1 or parts[0].sliced:
                 raise RecipeError("statistics: with slices, write statistics beside each model")
@@ -280,19 +280,19 @@ class _NativeReader:
                 words = [*keys, *declared.names]
                 self.problems.add(where, f"unknown key or parameter {key!r}{did_you_mean(str(key), words)}")
                 del beside[key]
-        found = fields.settings(beside, declared, where, self.problems)
+        found = fields.read_settings(beside, declared, where, self.problems)
         under = self._settings(raw.get("parameters"), declared, f"{where}.parameters")
         for name in found.keys() & under.keys():
             self.problems.add(f"{where}.{name}", "is given twice, here and under parameters")
         return found | under
 
     def _settings(self, raw: Any, declared: Declared, where: str) -> dict[str, Any]:
-        return fields.settings(raw, declared, where, self.problems) if self.judges else {}
+        return fields.read_settings(raw, declared, where, self.problems) if self.judges else {}
 
     def _override(self, raw: Any, where: str, declared: Declared) -> Override | None:
         with self.problems.collect():
             expect(raw, dict, where)
-            match = fields.globs(raw.get("match"), f"{where}.match")
+            match = fields.read_globs(raw.get("match"), f"{where}.match")
             if not match:
                 raise RecipeError(f"{where}.match: names no tensors; expected globs over tensor names")
             method = raw.get("method")

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from merganser.engine.merge import RuleKey, rule_key
 from merganser.engine.plan import Output
 from merganser.methods.base import Method
-from merganser.recipes.resolve import override_for
+from merganser.recipes.resolve import find_override
 from merganser.recipes.schema import Recipe
 from merganser.recipes.settings import Choice, Setting, matches
 from merganser.recipes.sources import SourceTable
@@ -16,7 +16,7 @@ from merganser.recipes.sources import SourceTable
 _SHARE = 0.1
 
 
-def averaged_kernels(outputs: Iterable[Output], rules: Mapping[RuleKey, Method]) -> list[str]:
+def note_averaged_kernels(outputs: Iterable[Output], rules: Mapping[RuleKey, Method]) -> list[str]:
     """Return a note if a method for matrices averages most of the weights because they are convolution kernels."""
     chosen = [(output, rules[key]) for output in outputs if not output.copies and (key := rule_key(output)) in rules]
     if all(rule.reach != "whole" for _, rule in chosen):
@@ -39,7 +39,7 @@ def averaged_kernels(outputs: Iterable[Output], rules: Mapping[RuleKey, Method])
     ]
 
 
-def unmatched_patterns(recipe: Recipe, present: Collection[str], sources: Collection[str]) -> Iterator[str]:
+def note_unmatched_patterns(recipe: Recipe, present: Collection[str], sources: Collection[str]) -> Iterator[str]:
     """Yield notes on patterns that match no tensor, which are probably misspelt.
 
     Args:
@@ -50,7 +50,7 @@ def unmatched_patterns(recipe: Recipe, present: Collection[str], sources: Collec
     for glob in recipe.output.exclude:
         if not any(matches(glob, name) for name in present):
             yield f"exclude: {glob!r} matches no tensor"
-    deciding = {id(override_for(recipe, name)) for name in present}
+    deciding = {id(find_override(recipe, name)) for name in present}
     for override in recipe.overrides:
         if id(override) not in deciding:
             globs = ", ".join(map(repr, override.match))
@@ -75,7 +75,7 @@ def _scopes(recipe: Recipe) -> Iterator[tuple[str, Mapping[str, Setting]]]:
             yield from ((entry.where, entry.parameters) for entry in each.models)
 
 
-def unused_models(table: SourceTable, outputs: Iterable[Output]) -> list[str]:
+def note_unused_models(table: SourceTable, outputs: Iterable[Output]) -> list[str]:
     """Return notes on models that no tensor comes from."""
     used = {source.model for output in outputs for source in output.reads}
     labels = [table.models[i].label for i in range(1, len(table)) if i not in used and i != table.donor]

@@ -10,22 +10,22 @@ from merganser.recipes.keys import CONVENTIONS, OUTPUT, TOKEN, TOKEN_SOURCE, TOK
 from merganser.recipes.schema import Conventions, OutputOptions, Problems, TokenizerOptions, TokenRow
 
 
-def output(raw: Any, problems: Problems) -> OutputOptions:
+def read_output(raw: Any, problems: Problems) -> OutputOptions:
     """Read the section `output`."""
     found = read_section(OUTPUT, raw, "output", problems)
     if isinstance(raw, dict) and raw.get("tokenizer") is not None:
-        found["tokenizer"] = tokenizer(raw["tokenizer"], "output.tokenizer", problems)
+        found["tokenizer"] = read_tokenizer(raw["tokenizer"], "output.tokenizer", problems)
     if found.get("dtype") == "widest":
         found |= {"dtype": None, "widest": True}
     return OutputOptions(**found)
 
 
-def conventions(raw: Any, problems: Problems) -> Conventions:
+def read_conventions(raw: Any, problems: Problems) -> Conventions:
     """Read the section `conventions`."""
     return Conventions(**read_section(CONVENTIONS, raw, "conventions", problems))
 
 
-def tokenizer(value: Any, where: str, problems: Problems) -> TokenizerOptions | None:
+def read_tokenizer(value: Any, where: str, problems: Problems) -> TokenizerOptions | None:
     """Read `base`, `union`, a model, or a mapping."""
     if isinstance(value, str):
         return TokenizerOptions(value)

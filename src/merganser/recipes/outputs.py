@@ -15,12 +15,12 @@ from merganser.engine.plan import Output, Source
 from merganser.errors import RecipeError
 from merganser.methods.base import Method
 from merganser.methods.registry import build
-from merganser.recipes.differences import other_architecture
+from merganser.recipes.differences import describe_architectures
 from merganser.recipes.dtypes import Dtypes
 from merganser.recipes.layer_places import check_places, check_shapes
-from merganser.recipes.layer_settings import kinds
+from merganser.recipes.layer_settings import read_kinds
 from merganser.recipes.mismatches import Mismatches, is_buffer, is_computed, tied_source
-from merganser.recipes.resolve import Scope, override_for
+from merganser.recipes.resolve import Scope, find_override
 from merganser.recipes.roles import Roles, assign
 from merganser.recipes.schema import Entry, Recipe
 from merganser.recipes.settings import matches
@@ -114,7 +114,7 @@ class OutputPlanner:
             index = self.table.named(str(override.model), f"{override.where}.model")
             for name in self.table.checkpoints[index].names():
                 fresh = name not in known and name not in self.table.checkpoints[0]
-                if fresh and not self._excluded(name) and override_for(self.recipe, name) is override:
+                if fresh and not self._excluded(name) and find_override(self.recipe, name) is override:
                     known.add(name)
                     self._fresh.add(name)
                     found.append(TensorJob(name, self.stacking.depth_outside(name), part, part.slices[0]))
@@ -153,8 +153,8 @@ class OutputPlanner:
             name = each.stack.name(layer, rest)
             return not is_computed(name) and not self._excluded(name)
 
-        why = [f": {other}" if (other := other_architecture(self.table, i)) else "" for i in models]
-        known = kinds([self.table.config(i) for i in models], each)
+        why = [f": {other}" if (other := describe_architectures(self.table, i)) else "" for i in models]
+        known = read_kinds([self.table.config(i) for i in models], each)
         check_places(each, known, [self.table.models[i].label for i in models], counts, why)
         if not each.unchanged:
             heads = self.table.config(0).get("num_attention_heads")
@@ -267,7 +267,7 @@ class OutputPlanner:
         return Source(model, self._heads[key] or name)
 
     def _roles_of(self, job: TensorJob) -> Roles:
-        override = override_for(self.recipe, job.name)
+        override = find_override(self.recipe, job.name)
         key = (id(job.each), id(override))
         if key not in self._roles:
             same = lambda a, b: self.table.of(a) == self.table.of(b)  # noqa: E731

@@ -11,7 +11,7 @@ from merganser.engine.merge import Merge, Open
 from merganser.engine.plan import Output, Plan
 from merganser.recipes import differences
 from merganser.recipes.configs import describe
-from merganser.recipes.notes import averaged_kernels, unmatched_patterns, unused_models
+from merganser.recipes.notes import note_averaged_kernels, note_unmatched_patterns, note_unused_models
 from merganser.recipes.outputs import OutputPlanner
 from merganser.recipes.quantisation import quantise
 from merganser.recipes.schema import Problems, Recipe
@@ -85,13 +85,13 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
         outputs = planner.outputs(unified=not problems)
     problems.finish()
     sidecars, remarks = describe(planner, vocabulary, outputs)
-    remarks = [*differences.notes(table, bool(planner.stacking.restacked)), *remarks]
+    remarks = [*differences.note_differences(table, bool(planner.stacking.restacked)), *remarks]
     nested = [f"{model.label}: {note}" for model in table.models if model.plan for note in model.plan.notes]
-    unmatched = unmatched_patterns(recipe, planner.names(), {s.name for o in outputs for s in o.inputs})
+    unmatched = note_unmatched_patterns(recipe, planner.names(), {s.name for o in outputs for s in o.inputs})
     rows = vocabulary.notes if vocabulary is not None else note_renumbered(recipe, table)
     rules = planner.rules(outputs)
     notes = [*nested, *relaid, *recipe.notes, *planner.notes, *unmatched, *rows, *remarks]
-    notes += averaged_kernels(outputs, rules)
+    notes += note_averaged_kernels(outputs, rules)
     result = Plan(
         models=(*table.models, *table.sides),
         outputs=tuple(outputs),
@@ -99,6 +99,6 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
         seed=recipe.seed,
         shard_size=recipe.output.shard_size,
         sidecars=sidecars,
-        notes=tuple(dict.fromkeys([*notes, *unused_models(table, outputs)])),
+        notes=tuple(dict.fromkeys([*notes, *note_unused_models(table, outputs)])),
     )
     return Merge(result, (*table.checkpoints, *table.side_checkpoints), rules)

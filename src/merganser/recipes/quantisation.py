@@ -41,7 +41,7 @@ def quantise(merge: Merge, form: str | None) -> Merge:
     """Return a merge whose weights are quantised as they are written; without a format, the merge itself."""
     if form is None:
         return merge
-    from merganser.engine.float8 import in_float8
-    from merganser.engine.gguf_output import in_gguf
+    from merganser.engine.float8 import quantise_to_float8
+    from merganser.engine.gguf_output import quantise_to_gguf
 
-    return in_float8(merge) if form == "fp8" else in_gguf(merge, form)
+    return quantise_to_float8(merge) if form == "fp8" else quantise_to_gguf(merge, form)

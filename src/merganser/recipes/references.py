@@ -16,13 +16,13 @@ def locate(reference: str, root: Path | None) -> str:
     return "+".join(_one(part, root) for part in found)
 
 
-def missing(reference: str, root: Path | None) -> str | None:
+def find_missing(reference: str, root: Path | None) -> str | None:
     """Return the part of a reference that is a path and does not exist, if any; hub ids are not looked up."""
     found = parts(locate(reference, root))
     return next((part for part in found if not exists(part) and not HUB_ID.fullmatch(part)), None)
 
 
-def places(reference: str, root: Path | None) -> str:
+def describe_places(reference: str, root: Path | None) -> str:
     """Return where a missing path was looked for, for a message."""
     if Path(reference).is_absolute() or root is None:
         return ""

@@ -21,7 +21,7 @@ _DEPTH = "depth"
 Dependence = Literal["nothing", "depth", "name"]
 
 
-def override_for(recipe: Recipe, name: str) -> Override | None:
+def find_override(recipe: Recipe, name: str) -> Override | None:
     """Return the first override with a matching glob."""
     for override in recipe.overrides:
         if any(matches(glob, name) for glob in override.match):

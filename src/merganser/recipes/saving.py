@@ -14,7 +14,7 @@ from merganser.checkpoints.dtypes import dtype_name
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
-from merganser.checkpoints.sidecars import edited, freeze_edits
+from merganser.checkpoints.sidecars import apply_edits, freeze_edits
 from merganser.engine.compute import Arithmetic
 from merganser.engine.disk import Disk
 from merganser.engine.execute import Progress
@@ -107,7 +107,7 @@ def _cast(source: Merged, dtype: str | torch.dtype | None) -> Merge:
             replace(o, spec=TensorSpec(o.spec.shape, chosen)) if o.spec.element.is_floating_point else o
             for o in plan.outputs
         )
-        config = edited(read_config(source.directory), plan.sidecars.config)
+        config = apply_edits(read_config(source.directory), plan.sidecars.config)
         edits = freeze_edits([*plan.sidecars.config, *dtype_edits(config, chosen)])
         plan = replace(plan, outputs=outputs, sidecars=replace(plan.sidecars, config=edits))
     return Merge(plan, source.sources)

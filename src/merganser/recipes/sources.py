@@ -10,15 +10,15 @@ from typing import Any
 
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.gguf_config import gguf_notes, model_config
-from merganser.checkpoints.quantised import quantised
-from merganser.checkpoints.sidecars import Edit, edited, read_chat_template
-from merganser.checkpoints.ties import separates_head, untied_edits
+from merganser.checkpoints.quantised import find_codes
+from merganser.checkpoints.sidecars import Edit, apply_edits, read_chat_template
+from merganser.checkpoints.ties import separates_head, untie_config
 from merganser.checkpoints.tokenizer import Tokens, read_tokens
 from merganser.engine.merge import Merge, Open
 from merganser.engine.plan import Model
 from merganser.errors import CheckpointError, RecipeError, did_you_mean
-from merganser.recipes.layers import Layout, layout
-from merganser.recipes.references import locate, places
+from merganser.recipes.layers import Layout, find_layout
+from merganser.recipes.references import describe_places, locate
 from merganser.recipes.schema import Entry, Problems, Recipe
 
 
@@ -170,7 +170,7 @@ class SourceTable:
 
     def layout(self, index: int) -> Layout:
         if index not in self._layouts:
-            self._layouts[index] = layout(self.checkpoints[index].names())
+            self._layouts[index] = find_layout(self.checkpoints[index].names())
         return self._layouts[index]
 
     def config(self, index: int) -> dict[str, Any]:
@@ -179,14 +179,14 @@ class SourceTable:
             config, plan = model_config(self.checkpoints[index]), self.models[index].plan
             edits: Sequence[Edit] = plan.sidecars.config if plan else ()
             if separates_head(self.checkpoints[index]):
-                edits = [*edits, *untied_edits(config)]
-            self._configs[index] = edited(config, edits) if config else config
+                edits = [*edits, *untie_config(config)]
+            self._configs[index] = apply_edits(config, edits) if config else config
         return self._configs[index]
 
     def quantised(self, index: int) -> frozenset[str]:
         """Return the tensors of a model that hold codes, or scales of codes."""
         if index not in self._quantised:
-            self._quantised[index] = quantised(self.checkpoints[index], self.config(index))
+            self._quantised[index] = find_codes(self.checkpoints[index], self.config(index))
         return self._quantised[index]
 
     def tokenizer(self, index: int) -> Tokenizer:
@@ -230,7 +230,9 @@ class SourceTable:
             return self._opener(path)
         except CheckpointError as error:
             missing = "no such" in str(error)
-            raise CheckpointError(f"{entry.where}: {error}{places(path, self._root) if missing else ''}") from error
+            raise CheckpointError(
+                f"{entry.where}: {error}{describe_places(path, self._root) if missing else ''}"
+            ) from error
         except OSError as error:
             shown = path if len(path) <= 80 else f"{path[:80]}…"
             raise CheckpointError(f"{entry.where}: {shown}: cannot be opened: {error.strerror}") from error

@@ -72,7 +72,7 @@ class Stacking:
         self._stacks: dict[tuple[int, str | None], Stack] = {}
         self._shapes: dict[tuple[str | None, str], tuple[int, ...] | None] = {}
         names = table.checkpoints[0].names()
-        for part, own in zip(recipe.parts, members(recipe.parts, names, table.checkpoints[0].label), strict=True):
+        for part, own in zip(recipe.parts, group_by_part(recipe.parts, names, table.checkpoints[0].label), strict=True):
             with self.problems.collect():
                 self.jobs += self._sliced(part, own) if part.sliced else self._whole(part, own)
 
@@ -236,7 +236,7 @@ def _belongs(name: str, module: str | None) -> bool:
     return any(word in name for word in words)
 
 
-def members(parts: Sequence[Part], names: Sequence[str], label: str) -> list[list[str]]:
+def group_by_part(parts: Sequence[Part], names: Sequence[str], label: str) -> list[list[str]]:
     """Return the tensors of each part. A part without a module takes all. With several modules, tensors that none
     claims by name go to the first that claims nothing else, or to the text decoder.
     """

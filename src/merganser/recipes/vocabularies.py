@@ -19,7 +19,7 @@ from typing import Any
 from merganser.checkpoints.base import views
 from merganser.checkpoints.row_runs import RowRun, join_rows
 from merganser.checkpoints.token_bytes import match_tokens
-from merganser.checkpoints.tokenizer import Tokens, added_token
+from merganser.checkpoints.tokenizer import Tokens, make_added_token
 from merganser.checkpoints.vocabulary import RowFit, VocabularyMap
 from merganser.errors import CheckpointError, RecipeError
 from merganser.recipes.absent_tokens import FITTED, absent_rows, check_absent, check_shared, describe_shared, match_rows
@@ -289,5 +289,5 @@ def _output_ids(known: Vocabularies, notes: list[str]) -> tuple[dict[str, int], 
             f"{known.where}: tokens can only be added to a tokenizer.json, which {known.label(known.source)} lacks; "
             "save its tokenizer as a fast one with transformers first"
         )
-    added = [added_token(token, following + k, like) for k, (token, like) in enumerate(wanted.items())]
+    added = [make_added_token(token, following + k, like) for k, (token, like) in enumerate(wanted.items())]
     return ids | {record["content"]: record["id"] for record in added}, added

@@ -25,7 +25,7 @@ from merganser.routing.heads import HeadLike, Heads, HeadScore
 from merganser.routing.layers import distinct_experts, leading_layers
 from merganser.routing.models import Features, LibraryModel
 from merganser.routing.predictions import Prediction
-from merganser.routing.routers import DEFAULT, Normalize, ProjectionRouter, Router, RoutingSource, checked
+from merganser.routing.routers import DEFAULT, Normalize, ProjectionRouter, Router, RoutingSource, check_router
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class AdaptiveModel(LibraryModel):
         return [layer_of(name, known) for name in ([layer] if isinstance(layer, str) else layer)]
 
     def _fitting(self, router: Router) -> Router:
-        return checked(router, self.library, matrix_layers(self.module))
+        return check_router(router, self.library, matrix_layers(self.module))
 
     def with_settings(self, **changes: Any) -> AdaptiveModel:
         """Return the same model (module, router, cache) with other `Settings`."""

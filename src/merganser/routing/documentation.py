@@ -75,7 +75,7 @@ def _schema(name: str) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
 
 
-def of_work(key: str, answer: str) -> dict[str, Any]:
+def describe_work(key: str, answer: str) -> dict[str, Any]:
     """Return the options of a FastAPI route that answers a list of `answer` under `key`."""
     schema = {
         "type": "object",
@@ -88,7 +88,7 @@ def of_work(key: str, answer: str) -> dict[str, Any]:
     return {"methods": ["POST"], "responses": found | errors, "openapi_extra": {"requestBody": body}}
 
 
-def of_health() -> dict[str, Any]:
+def describe_health() -> dict[str, Any]:
     """Return the options of the FastAPI route of the server's health."""
     texts = {200: "The server answers.", 503: "The server is stopping."}
     return {
@@ -96,7 +96,7 @@ def of_health() -> dict[str, Any]:
     }
 
 
-def of_metrics() -> dict[str, Any]:
+def describe_metrics() -> dict[str, Any]:
     """Return the options of the FastAPI route of the metrics."""
     content = {"text/plain": {"schema": {"type": "string"}}}
     found = {"description": "Counters in the text format of Prometheus.", "content": content}

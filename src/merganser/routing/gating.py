@@ -40,7 +40,7 @@ class ExpertStack:
         return update if self.bias is None else update + gates @ self.bias
 
 
-def stacks(library: Library, module: nn.Module, layers: Sequence[str] | None = None) -> dict[str, ExpertStack]:
+def stack_experts(library: Library, module: nn.Module, layers: Sequence[str] | None = None) -> dict[str, ExpertStack]:
     """Return stacks of the linear layers that some expert changed, from the library's factors.
 
     Layers that an expert has in another shape, such as a classifier, have none.

@@ -33,7 +33,7 @@ class Heads(nn.Module):
             raise InputError(f"the expert {missing[0]!r} has no head; heads: {', '.join(heads) or 'none'}")
         super().__init__()
         self.tasks = tuple(tasks)
-        self._heads = {task: as_head(heads[task]) for task in tasks}
+        self._heads = {task: make_head(heads[task]) for task in tasks}
         self._shared = {task: next(other for other in tasks if heads[other] is heads[task]) for task in tasks}
         self._widths: dict[str, int] = {}
         for task in tasks:
@@ -137,7 +137,7 @@ class Heads(nn.Module):
         return max(candidates, key=lambda task: weights[self.tasks.index(task)])
 
 
-def as_head(head: HeadLike) -> Callable[[Tensor], Tensor]:
+def make_head(head: HeadLike) -> Callable[[Tensor], Tensor]:
     if not isinstance(head, Mapping):
         return head
     weight = head.get("weight")

@@ -48,10 +48,10 @@ def distinct_experts(library: Library, redundancy: float | None) -> tuple[str, .
         return library.experts
     if not -1 <= redundancy <= 1:
         raise InputError(f"redundancy {redundancy}: a cosine lies between -1 and 1")
-    return accepted(library.experts, task_cosines(library), redundancy)
+    return filter_redundant(library.experts, task_cosines(library), redundancy)
 
 
-def accepted(names: Sequence[str], cosines: Tensor, redundancy: float) -> tuple[str, ...]:
+def filter_redundant(names: Sequence[str], cosines: Tensor, redundancy: float) -> tuple[str, ...]:
     """Return the names that a greedy filter on a table of cosines keeps."""
     kept: list[int] = []
     for index in range(len(names)):

@@ -48,9 +48,9 @@ def parse(body: bytes, module: nn.Module, encode: Encode | None, limits: Limits)
             raise Refused(422, f"the inputs cannot be encoded: {first_line(error)}") from None
     elif isinstance(given, dict):
         inputs = Inputs((), {key: _tensor(value, f"inputs.{key}") for key, value in given.items()})
-        inputs = fitted(inputs, module)
+        inputs = cast_inputs(inputs, module)
     else:
-        inputs = fitted(Inputs((_tensor(given, "inputs"),)), module)
+        inputs = cast_inputs(Inputs((_tensor(given, "inputs"),)), module)
     sizes = {len(value) for value in (*inputs.args, *inputs.kwargs.values()) if isinstance(value, Tensor)}
     if len(sizes) != 1:
         raise Refused(422, f"all arrays need the same number of samples; found {sorted(sizes)}")
@@ -77,7 +77,7 @@ def _tensor(value: Any, where: str) -> Tensor:
     return tensor
 
 
-def fitted(inputs: Inputs, module: nn.Module) -> Inputs:
+def cast_inputs(inputs: Inputs, module: nn.Module) -> Inputs:
     """Convert numbers to the dtype and device of the module's weights. Also integers (JavaScript writes 1.0 as 1),
     unless they are ids, which an embedding reads, or a mask. Refuse numbers that this dtype cannot hold.
     """

@@ -268,7 +268,7 @@ class _Standardize(nn.Module):
         return (x - self.mean) / self.spread
 
 
-def checked(router: Router, library: Library, layers: Mapping[str, Layer]) -> Router:
+def check_router(router: Router, library: Library, layers: Mapping[str, Layer]) -> Router:
     """Return the router; refuse one that names unknown experts or layers, or reads inputs of another width."""
     if unknown := [task for task in router.tasks if task not in library]:
         known = f"the library has {', '.join(library.experts)}"

@@ -14,7 +14,7 @@ from merganser.modules.inputs import Inputs
 from merganser.routing.adaptive import AdaptiveModel
 from merganser.routing.choices import Routing, task_accuracy
 from merganser.routing.heads import HeadScore
-from merganser.routing.layers import accepted, task_cosines
+from merganser.routing.layers import filter_redundant, task_cosines
 from merganser.routing.predictions import Prediction
 from merganser.routing.samples import Labelled, batches_by_task, labelled_by_task
 
@@ -152,7 +152,7 @@ def sweep_redundancy(
     known: dict[tuple[str, ...], tuple[float, float]] = {}
     rows = []
     for threshold in thresholds:
-        names = accepted(model.library.experts, cosines, threshold)
+        names = filter_redundant(model.library.experts, cosines, threshold)
         if names not in known:
             other = model.with_accepted(names)
             weights = torch.cat([other.weigh(inputs) for parts in samples.values() for inputs in parts])

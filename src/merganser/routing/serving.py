@@ -221,10 +221,10 @@ def create_app(
     app.openapi = openapi
     app.add_exception_handler(404, refused)
     app.add_exception_handler(405, refused)
-    app.add_api_route("/predict", predict, **documentation.of_work("predictions", "Prediction"))
-    app.add_api_route("/route", route, **documentation.of_work("routes", "Route"))
-    app.add_api_route("/healthz", healthz, **documentation.of_health())
-    app.add_api_route("/metrics", metrics, **documentation.of_metrics())
+    app.add_api_route("/predict", predict, **documentation.describe_work("predictions", "Prediction"))
+    app.add_api_route("/route", route, **documentation.describe_work("routes", "Route"))
+    app.add_api_route("/healthz", healthz, **documentation.describe_health())
+    app.add_api_route("/metrics", metrics, **documentation.describe_metrics())
     if token is None:
         app.add_api_route("/docs", docs, include_in_schema=False)
     return app

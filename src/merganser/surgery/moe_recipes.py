@@ -25,8 +25,8 @@ from typing import Any
 
 from merganser.errors import RecipeError, did_you_mean
 from merganser.recipes import documents, fields
-from merganser.recipes.fields import expect, known_keys
-from merganser.recipes.mergekit import reference
+from merganser.recipes.fields import expect, report_unknown_keys
+from merganser.recipes.mergekit import read_reference
 from merganser.recipes.schema import Problems
 
 GATES = ("hidden", "hidden_last", "hidden_avg", "cheap_embed", "random", "uniform_random", "uniform", "singular")
@@ -116,7 +116,7 @@ def _read(data: dict[str, Any], written: str | Mapping[str, Any], root: Path | N
     problems = Problems()
     if "expert_rank" in data:
         problems.add("expert_rank", _NO_RANKS)
-    known_keys({key: value for key, value in data.items() if key != "expert_rank"}, _KEYS, "", problems)
+    report_unknown_keys({key: value for key, value in data.items() if key != "expert_rank"}, _KEYS, "", problems)
     gate = str(data.get("gate_mode") or "hidden")
     if gate not in GATES:
         problems.add("gate_mode", f"unknown gate {gate!r}{did_you_mean(gate, GATES)}")
@@ -126,7 +126,7 @@ def _read(data: dict[str, Any], written: str | Mapping[str, Any], root: Path | N
     with problems.collect():
         base = _path(data.get("base_model"), "base_model")
     with problems.collect():
-        dtype = fields.dtype(data["dtype"], "dtype") if data.get("dtype") else None
+        dtype = fields.read_dtype(data["dtype"], "dtype") if data.get("dtype") else None
     with problems.collect():
         architecture = expect(data["architecture"], str, "architecture") if data.get("architecture") else None
     with problems.collect():
@@ -166,7 +166,7 @@ def _experts(raw: Any, where: str, problems: Problems) -> tuple[ExpertEntry, ...
             place = f"{where}[{i}]"
             with problems.collect():
                 expect(each, dict, place)
-                known_keys(each, _EXPERT_KEYS, place, problems)
+                report_unknown_keys(each, _EXPERT_KEYS, place, problems)
                 noise, scale = (_number(each.get(key), f"{place}.{key}") for key in ("noise_scale", "residual_scale"))
                 found.append(
                     ExpertEntry(
@@ -185,7 +185,7 @@ def _path(raw: Any, where: str) -> str:
     """Return a reference, which mergekit also writes as a mapping {model: {path, revision}, lora: …}."""
     if isinstance(raw, dict) and "model" in raw and (strange := [key for key in raw if key not in ("model", "lora")]):
         raise RecipeError(f"{where}: unknown key {strange[0]!r}{did_you_mean(str(strange[0]), ('model', 'lora'))}")
-    return reference(raw, where)
+    return read_reference(raw, where)
 
 
 def _prompts(raw: Any, where: str) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ class Baseline(LibraryModel):
         return Composition(frozenset(self.library.experts), {}, whole)
 
 
-def at_least_one(what: str, value: int) -> None:
+def check_at_least_one(what: str, value: int) -> None:
     """Refuse numbers below one."""
     if value < 1:
         raise InputError(f"{what} {value}: must be at least 1")

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from merganser.library.library import Library
 from merganser.modules.inputs import Inputs
-from merganser.routing.baselines.base import at_least_one
+from merganser.routing.baselines.base import check_at_least_one
 from merganser.routing.baselines.gated import GatedBaseline, Gates
 from merganser.routing.composition import Composition
-from merganser.routing.gating import ExpertStack, stacks
+from merganser.routing.gating import ExpertStack, stack_experts
 from merganser.routing.heads import HeadLike, HeadScore
 from merganser.routing.models import Features
 
@@ -51,14 +51,14 @@ class Smile(GatedBaseline):
         features: Features | None = None,
         score: HeadScore = "logit",
     ) -> None:
-        at_least_one("top", top)
-        at_least_one("gate_rank", gate_rank)
+        check_at_least_one("top", top)
+        check_at_least_one("gate_rank", gate_rank)
         super().__init__(module, library, heads, features=features, score=score)
         self.top, self.gate_rank = min(top, len(library)), gate_rank
         self.derive()
 
     def derive(self) -> None:
-        self.stacks = stacks(self.library, self.module)
+        self.stacks = stack_experts(self.library, self.module)
         self.directions = {layer: _leading(stack, self.gate_rank) for layer, stack in self.stacks.items()}
         self.rest = self.ungated()
 

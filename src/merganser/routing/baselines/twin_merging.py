@@ -12,13 +12,13 @@ from merganser.kernels.spectra import top_svd
 from merganser.library.library import Library
 from merganser.modules.activations import Pooling, capture, matrix_layers
 from merganser.modules.inputs import Inputs
-from merganser.routing.baselines.base import at_least_one
+from merganser.routing.baselines.base import check_at_least_one
 from merganser.routing.baselines.gated import GatedBaseline, Gates
 from merganser.routing.composition import Composition, applied
-from merganser.routing.gating import ExpertStack, bias_updates, stacks
+from merganser.routing.gating import ExpertStack, bias_updates, stack_experts
 from merganser.routing.heads import HeadLike, HeadScore
 from merganser.routing.models import Features
-from merganser.routing.routers import Router, checked
+from merganser.routing.routers import Router, check_router
 
 
 class TwinMerging(GatedBaseline):
@@ -61,16 +61,16 @@ class TwinMerging(GatedBaseline):
         if router.tasks != library.experts:
             raise InputError(f"the router's tasks {list(router.tasks)} are not the library's {list(library.experts)}")
         if rank is not None:
-            at_least_one("rank", rank)
+            check_at_least_one("rank", rank)
         super().__init__(module, library, heads, features=features, score=score)
         self.pooling: Pooling = pooling
         self.scale, self.rank = scale, rank
-        self.router = checked(router, library, matrix_layers(module))
+        self.router = check_router(router, library, matrix_layers(module))
         self.derive()
 
     def derive(self) -> None:
         self.shared = self.rest = self.averaged(self.scale)
-        self.stacks = {layer: self._residuals(layer) for layer in stacks(self.library, self.module)}
+        self.stacks = {layer: self._residuals(layer) for layer in stack_experts(self.library, self.module)}
 
     def _residuals(self, layer: str) -> ExpertStack:
         name = f"{layer}.weight"

@@ -16,7 +16,7 @@ from merganser.modules.inputs import Inputs
 from merganser.modules.naming import adopt
 from merganser.routing.baselines.gated import GatedBaseline, Gates
 from merganser.routing.composition import Composition
-from merganser.routing.gating import stacks
+from merganser.routing.gating import stack_experts
 from merganser.routing.heads import HeadLike, HeadScore
 from merganser.routing.models import Features
 
@@ -83,7 +83,7 @@ class WeMoE(GatedBaseline):
         self.pooling: Pooling = pooling
 
     def derive(self) -> None:
-        self.stacks = stacks(self.library, self.module, self.chosen)
+        self.stacks = stack_experts(self.library, self.module, self.chosen)
         self.rest = self.ungated()
 
     def ungated(self) -> Composition:

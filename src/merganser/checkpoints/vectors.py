@@ -84,7 +84,7 @@ class Difference(Vector):
     def __init__(self, finetuned: Checkpoint, base: Checkpoint, exclude: Sequence[str] = ()) -> None:
         for checkpoint in (base, finetuned):
             refuse_quantised(checkpoint, exclude)
-        specs = {name: wide(spec) for name in _floating(base, exclude) for spec in [base.spec(name)]}
+        specs = {name: widen(spec) for name in _floating(base, exclude) for spec in [base.spec(name)]}
         problems = [
             f"{finetuned.label} has no {name!r}{did_you_mean(name, finetuned.names())}"
             if name not in finetuned
@@ -113,7 +113,7 @@ class Stored(Vector):
 
     def __init__(self, source: Checkpoint, exclude: Sequence[str] = ()) -> None:
         refuse_quantised(source, exclude)
-        super().__init__({n: wide(source.spec(n)) for n in _floating(source, exclude)}, source.label, (source,))
+        super().__init__({n: widen(source.spec(n)) for n in _floating(source, exclude)}, source.label, (source,))
 
     def compute(self, name: str, rows: Rows | None) -> Tensor:
         return self.parts[0].read(name, rows).to(self._specs[name].dtype, copy=True)
@@ -275,7 +275,7 @@ class _Scores:
         return [function(self._vector.compute(self._name, each).abs_()) for each in rows]
 
 
-def wide(spec: TensorSpec) -> TensorSpec:
+def widen(spec: TensorSpec) -> TensorSpec:
     """Return the spec of a difference: at least float32."""
     return TensorSpec(spec.shape, torch.float64 if spec.dtype == torch.float64 else torch.float32)
 
