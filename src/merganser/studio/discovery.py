@@ -147,7 +147,7 @@ def _config(path: Path | None) -> dict[str, Any]:
 
 
 def _weights(files: list[Path]) -> dict[str, Any]:
-    """Return parameters and dtypes, from the headers of safetensors files; `damaged` if one is cut short or unreadable."""
+    """Return parameters and dtypes, from the headers of safetensors files; `damaged` if one is cut short."""
     parameters, dtypes, damaged = 0, set(), False
     for path in files:
         if path.suffix != ".safetensors":
