@@ -55,6 +55,12 @@ def test_caches_of_the_forward_pass_are_left_alone(warm: bool) -> None:
     assert before is None or torch.equal(before, after)
 
 
+def test_testing_in_inference_mode() -> None:
+    net = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
+    with torch.inference_mode():
+        assert symmetry(net, X).free("0.bias")
+
+
 def test_weights_and_random_state_are_left_alone() -> None:
     net = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}

@@ -41,6 +41,16 @@ def test_entropy_falls_and_components_are_pruned(setting, tmp_path):
     assert all(torch.equal(weights[name], value) for name, value in again.items())
 
 
+@pytest.mark.parametrize("learn", [mg.tuning.adarank, mg.tuning.adamerge])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_learning_where_gradients_are_switched_off(setting, mode, learn):
+    """As notebooks do at their top."""
+    base, experts, data = setting
+    with mode():
+        weights, _ = learn(experts, base, data, steps=3)
+    assert weights.keys() == base.state_dict().keys()
+
+
 def test_the_merge_is_what_was_scored(setting):
     base, experts, data = setting
     weights, learned = mg.tuning.adarank(experts, base, data, learning_rate=0.02, steps=7)

@@ -44,6 +44,7 @@ class SelfTest:
         return "inconclusive" if self.untested or self.ignores_inputs else "passed"
 
 
+@torch.inference_mode(False)  # which weights have an effect is told by gradients
 def self_test(
     module: nn.Module,
     symmetry: Symmetry,

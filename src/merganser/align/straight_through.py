@@ -35,6 +35,7 @@ from merganser.modules.batches import Batch, fitting, labelled, several
 Loss = Callable[[Any, Any], Tensor]
 
 
+@torch.inference_mode(False)  # it learns by gradients
 def straight_through(
     a: Reference,
     b: Reference,

@@ -99,10 +99,11 @@ class DictSink(PlacedSink):
     """Collects results in memory; tied names share one tensor."""
 
     def __init__(self, plan: Plan) -> None:
-        self.tensors: dict[str, Tensor] = {
-            output.name: torch.empty(output.spec.shape, dtype=output.spec.dtype, device="cpu")
-            for output in plan.outputs
-        }
+        with torch.inference_mode(False):  # threads, which have no such mode, could not write into its tensors
+            self.tensors: dict[str, Tensor] = {
+                output.name: torch.empty(output.spec.shape, dtype=output.spec.dtype, device="cpu")
+                for output in plan.outputs
+            }
         self._aliases = plan.aliases
 
     def done(self) -> Collection[str]:

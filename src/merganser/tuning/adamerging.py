@@ -52,6 +52,7 @@ class AdaMerging(Result):
         return merged
 
 
+@torch.inference_mode(False)  # it learns by gradients
 def adamerge(
     models: Models,
     base: nn.Module,

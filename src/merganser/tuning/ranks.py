@@ -36,6 +36,7 @@ class LearnedRanks:
     entropy: Descent
 
 
+@torch.inference_mode(False)  # it learns by gradients
 def adarank(
     models: Models,
     base: nn.Module,
