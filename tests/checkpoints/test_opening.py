@@ -212,7 +212,7 @@ def test_tensors_larger_than_their_file_are_refused(tmp_path: Path, zipped: bool
 
 def test_keys_that_are_no_names(tmp_path: Path) -> None:
     torch.save({1: torch.ones(2)}, tmp_path / "m.pt")
-    with pytest.raises(CheckpointError, match="the key 1 is a int, not the name of a tensor"):
+    with pytest.raises(CheckpointError, match="the key 1 is of type int, not the name of a tensor"):
         mg.open(tmp_path / "m.pt")
 
 
@@ -255,7 +255,7 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
         mg.open(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="cannot open a int"):
         mg.open(3)  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match="'x' is a int, not a tensor"):
+    with pytest.raises(CheckpointError, match="'x' is of type int, but a checkpoint maps names to tensors"):
         mg.open({"x": 3})
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(CheckpointError, match="unknown file type"):

@@ -141,7 +141,7 @@ def test_forms_that_cannot_be_written_are_refused(form, reason, recipe, tmp_path
 
 
 def test_what_cannot_be_quantised_is_refused_before_work(recipe, tmp_path):
-    with pytest.raises(InputError, match="writes the weights as safetensors"):
+    with pytest.raises(InputError, match="out.gguf: the weights are written as safetensors; .* set output.quantize"):
         mg.run(recipe, tmp_path / "out.gguf")
     mg.save({"w": torch.ones(2, 2)}, tmp_path / "bare")
     with pytest.raises(InputError, match="which weights are Linear"):

@@ -97,6 +97,12 @@ def test_the_same_path_twice_is_refused(checkpoint: Callable[..., Path]) -> None
         ({"models": nn.Sequential(nn.Linear(2, 2))}, "got a single Sequential"),
         ({"models": [{}, {}]}, "the merge has no tensors: models[0] has none"),
         ({"output": {"exclude": "*"}}, "the merge has no tensors: everything is excluded"),
+        (
+            {"weight": {"models[0]": 1, "b*": 2}},
+            "weight: expected one for each of ['models[0]'], got",
+        ),
+        ({"models": [nn.LazyLinear(2)]}, "LazyLinear: 'weight' has no values yet; call the module once"),
+        ({"models": [{"a._extra_state": None}]}, "'a._extra_state' is of type NoneType"),
     ],
 )
 def test_wrong_arguments_are_said_clearly(options: dict[str, Any], message: str) -> None:
@@ -107,6 +113,24 @@ def test_wrong_arguments_are_said_clearly(options: dict[str, Any], message: str)
 @pytest.mark.parametrize("weights", [np.array([0.25, 0.75]), torch.tensor([0.25, 0.75]), (0.25, np.float32(0.75))])
 def test_parameters_may_be_arrays(weights: Any) -> None:
     torch.testing.assert_close(mg.merge([state(1.0), state(2.0)], weight=weights), state(1.75))
+
+
+def test_parameters_may_be_given_by_label() -> None:
+    models = {"code": state(1.0), "math": state(2.0)}
+    torch.testing.assert_close(mg.merge(models, weight={"math": 0.75, "code": 0.25}), state(1.75))
+    torch.testing.assert_close(mg.merge(models, weight={"math": {"b": 3, "*": 1}, "code": 1})["b"], state(1.75)["b"])
+
+
+def test_notes_are_warnings() -> None:
+    with pytest.warns(UserWarning, match="parameters: weight for 'matth' matches no tensor"):
+        mg.merge([state(1.0)], weight={"matth": 2})
+
+
+def test_merging_in_inference_mode() -> None:
+    with torch.inference_mode():
+        merged = mg.merge([state(1.0), state(3.0)])
+    assert merged["b"].tolist() == [2, 2]
+    assert not merged["b"].is_inference()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about its absence")
@@ -124,6 +148,13 @@ def test_the_advice_on_a_tensor_that_only_one_model_has_can_be_followed() -> Non
     merged = mg.merge(models, output={"exclude": ["head"]}, dtype="float64")
     assert merged["b"].dtype == torch.float64
     assert list(merged) == ["b"]
+
+
+@pytest.mark.parametrize("name", ["out.bin", "out.pt", "out.pth", "out.ckpt"])
+def test_torch_files_are_not_written(checkpoint: Callable[..., Path], tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=f"{name}: torch files are read but not written; name .* out.safetensors"):
+        mg.save(checkpoint("a", state(1.0)), tmp_path / name)
+    assert os.listdir(tmp_path) == ["a"]
 
 
 @pytest.mark.parametrize("out", ["", ".", "/", "..", "a/.."])

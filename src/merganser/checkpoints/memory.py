@@ -66,12 +66,15 @@ class StateDict(Checkpoint):
 def _plain(name: object, tensor: object, label: str) -> Tensor:
     """Return the tensor of a name; refuse it unless it is an ordinary dense tensor with values."""
     if not isinstance(name, str):
-        raise CheckpointError(f"{label}: the key {name!r} is a {type(name).__name__}, not the name of a tensor")
+        raise CheckpointError(f"{label}: the key {name!r} is of type {type(name).__name__}, not the name of a tensor")
     if not isinstance(tensor, torch.Tensor):
+        own = name.endswith("_extra_state")  # what modules save besides tensors
+        remedy = "leave it out of the state dict" if own else "is the state dict nested under a key?"
         raise CheckpointError(
-            f"{label}: {name!r} is a {type(tensor).__name__}, not a tensor; "
-            "a checkpoint maps names to tensors (is the state dict nested under a key?)"
+            f"{label}: {name!r} is of type {type(tensor).__name__}, but a checkpoint maps names to tensors ({remedy})"
         )
+    if torch.nn.parameter.is_lazy(tensor):
+        raise CheckpointError(f"{label}: {name!r} has no values yet; call the module once")
     kinds = {
         "a meta tensor, which has no values": tensor.is_meta,
         "a quantised tensor; dequantise the model first": tensor.is_quantized,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints.hashing import content_hash
+from merganser.checkpoints.kinds import TORCH_SUFFIXES
 from merganser.checkpoints.memory import Module, StateDict
 from merganser.checkpoints.sidecars import Sidecars, prepare_sidecars
 from merganser.engine.compute import Arithmetic
@@ -90,8 +91,8 @@ def write_merge(
     prints = [content_hash(source) if type(source) in _IN_MEMORY else source.fingerprint() for source in sources]
     identity = _identity(plan, prints)
     told = replace(plan.sidecars, fingerprint=identity)
+    _check_ending(out, plan)
     if out.suffix in SINGLE:
-        _check_ending(out, plan)
         plan = replace(plan, sidecars=replace(told, single=True))
     write_sidecars = prepare_sidecars(told, sources)
     staging = Staging(out, destination.disk)
@@ -139,9 +140,14 @@ def _is_written(path: Path, shard: Shard, latest: int) -> bool:
 
 
 def _check_ending(place: Path, plan: Plan) -> None:
-    if (place.suffix == ".gguf") != (plan.sidecars.gguf is not None):
-        form = "a GGUF file" if plan.sidecars.gguf is not None else "safetensors"
-        raise InputError(f"{place}: output.quantize writes the weights as {form}; rename the output")
+    """Refuse a name that promises another format than is written."""
+    gguf = plan.sidecars.gguf is not None
+    if place.suffix in SINGLE and (place.suffix == ".gguf") != gguf:
+        remedy = "rename the output" if gguf else "rename the output, or set output.quantize to a type of GGUF"
+        raise InputError(f"{place}: the weights are written as {'a GGUF file' if gguf else 'safetensors'}; {remedy}")
+    if place.suffix in TORCH_SUFFIXES:
+        single = place.with_suffix(".safetensors").name
+        raise InputError(f"{place}: torch files are read but not written; name a directory or {single}")
 
 
 def _compute(merge: Merge, writer: CheckpointWriter, execution: Execution, files: SourceFiles) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,8 @@ def merge(
         memory: The memory limit in bytes.
         device: The torch device to compute on.
         allow_nan: Accept values that are not finite.
-        **parameters: The method's parameters. A per-model parameter takes a number, or a list with one per model.
+        **parameters: The method's parameters. A per-model parameter takes a number, a list with one per model, or a
+            mapping from their labels.
 
     Returns:
         The merged tensors by name.
@@ -72,13 +74,16 @@ def merge(
     Raises:
         MerganserError: If the models do not fit together, or a name or value is wrong; raised before any work.
 
+    Warns:
+        UserWarning: For every note that `merganser plan` would print, such as a pattern that matches no tensor.
+
     Example:
         >>> merged = mg.merge([math, code], method="ties", base=base, density=0.2, weight=[0.6, 0.4])
     """
     check_workers(workers, device)
     labelled = _labelled(models)
     opened = {label: open_labelled(reference, label) for label, reference in labelled.items()}
-    shared, own = _split(method, to_yaml_values(parameters), len(opened))
+    shared, own = _split(method, to_yaml_values(parameters), list(opened))
     entries = [{"path": label, **{name: own[name][i] for name in own}} for i, label in enumerate(opened)]
     for entry, sides in zip(entries, _sides(statistics or {}, list(opened)), strict=True):
         for kind, side in sides.items():
@@ -98,6 +103,8 @@ def merge(
         if not among:
             opened[key] = open_labelled(base, key)
     prepared = prepare(load(document, held=opened), open=opened.__getitem__)
+    for note in prepared.plan.notes:
+        warnings.warn(note, stacklevel=2)
     from merganser.engine.compute import Arithmetic
     from merganser.engine.execute import execute
     from merganser.engine.sinks import DictSink
@@ -274,11 +281,19 @@ def _sides(
     return found
 
 
-def _split(method: str, parameters: Mapping[str, Any], models: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the parameters that all models share, and those given as one value per model."""
+def _split(method: str, parameters: Mapping[str, Any], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the parameters that all models share, and those given as one value per model, in a list or by label."""
     known = method_parameters(lookup(method)) if parameters else {}  # without any, the recipe reports the method
-    own = {n: v for n, v in parameters.items() if isinstance(v, list) and n in known and known[n].per_model}
-    for name, values in own.items():
-        if len(values) != models:
-            raise InputError(f"{name}: {len(values)} values for {models} models")
+    own: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if name not in known or not known[name].per_model:
+            continue
+        if isinstance(value, Mapping) and not value.keys().isdisjoint(labels):
+            if value.keys() != set(labels):
+                raise InputError(f"{name}: expected one for each of {list(labels)}, got {list(value)}")
+            value = [value[label] for label in labels]
+        if isinstance(value, list):
+            if len(value) != len(labels):
+                raise InputError(f"{name}: {len(value)} values for {len(labels)} models")
+            own[name] = value
     return {name: value for name, value in parameters.items() if name not in own}, own
