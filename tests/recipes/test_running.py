@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import warnings
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -126,6 +127,13 @@ def test_notes_are_warnings() -> None:
         mg.merge([state(1.0)], weight={"matth": 2})
 
 
+def test_an_override_without_a_base_is_as_it_should_be() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        merged = mg.merge([state(1.0), state(3.0)], "ties", state(9.0), overrides=[{"match": "b", "method": "linear"}])
+    assert merged["b"].tolist() == [2, 2]
+
+
 def test_merging_in_inference_mode() -> None:
     with torch.inference_mode():
         merged = mg.merge([state(1.0), state(3.0)])
@@ -145,7 +153,9 @@ def test_the_advice_on_a_tensor_that_only_one_model_has_can_be_followed() -> Non
     models = [state(1.0), state(3.0, head=1.0)]
     with pytest.raises(InputError, match=r"output.exclude: \['head'\]"):
         mg.merge(models)
-    merged = mg.merge(models, output={"exclude": ["head"]}, dtype="float64")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        merged = mg.merge(models, output={"exclude": ["head"]}, dtype="float64")
     assert merged["b"].dtype == torch.float64
     assert list(merged) == ["b"]
 

@@ -39,16 +39,19 @@ def note_averaged_kernels(outputs: Iterable[Output], rules: Mapping[RuleKey, Met
     ]
 
 
-def note_unmatched_patterns(recipe: Recipe, present: Collection[str], sources: Collection[str]) -> Iterator[str]:
+def note_unmatched_patterns(
+    recipe: Recipe, present: Collection[str], sources: Collection[str], known: Collection[str]
+) -> Iterator[str]:
     """Yield notes on patterns that match no tensor, which are probably misspelt.
 
     Args:
         recipe: The recipe.
         present: The tensors of the output, including excluded ones.
         sources: Their names in the models.
+        known: All tensors of the models.
     """
     for glob in recipe.output.exclude:
-        if not any(matches(glob, name) for name in present):
+        if not any(matches(glob, name) for name in (*present, *known)):
             yield f"exclude: {glob!r} matches no tensor"
     deciding = {id(find_override(recipe, name)) for name in present}
     for override in recipe.overrides:

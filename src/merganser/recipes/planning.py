@@ -87,7 +87,8 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
     sidecars, remarks = describe(planner, vocabulary, outputs)
     remarks = [*differences.note_differences(table, bool(planner.stacking.restacked)), *remarks]
     nested = [f"{model.label}: {note}" for model in table.models if model.plan for note in model.plan.notes]
-    unmatched = note_unmatched_patterns(recipe, planner.names(), {s.name for o in outputs for s in o.inputs})
+    known = {name for checkpoint in table.checkpoints for name in checkpoint}
+    unmatched = note_unmatched_patterns(recipe, planner.names(), {s.name for o in outputs for s in o.inputs}, known)
     rows = vocabulary.notes if vocabulary is not None else note_renumbered(recipe, table)
     rules = planner.rules(outputs)
     notes = [*nested, *relaid, *recipe.notes, *planner.notes, *unmatched, *rows, *remarks]

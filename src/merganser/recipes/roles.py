@@ -59,7 +59,7 @@ def assign(scope: Scope, same: Callable[[Entry, Entry], bool]) -> Roles:
             notes.append(
                 f"{base.label} is the base and counts as one of the models, because {method.name!r} has no base"
             )
-        elif not listed and not (scope.part.sliced and method.name == "passthrough"):
+        elif not listed and override is None and not (scope.part.sliced and method.name == "passthrough"):
             notes.append(f"{base.label} is only the template, because {method.name!r} has no base")
         base = None
     if again := next((entry for i, entry in enumerate(entries) if _repeats(entry, entries[:i], same)), None):
