@@ -457,3 +457,12 @@ def test_languages_are_told_apart(text, code):
     from merganser.evaluate.answers.languages import is_in_language
 
     assert [c for c in ("de", "en", "es", "ja") if is_in_language(text, c)] == [code]
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_a_model_whose_tokenizer_cannot_be_loaded(tmp_path, text):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    if text is not None:
+        (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(InputError, match="the questions need its tokenizer, which cannot be loaded"):
+        questions.tokenizer_at(str(tmp_path))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from torch import nn
 
-from merganser.errors import InputError, did_you_mean, require
+from merganser.errors import InputError, did_you_mean, first_line, require
 from merganser.evaluate.model_files import settings_files
 from merganser.evaluate.records import Placed, Records, read_records
 from merganser.strict_json import parse_json
@@ -43,7 +43,12 @@ def tokenizer_at(path: str) -> Any:
 
 @lru_cache(maxsize=8)
 def _read_tokenizer(path: str, stamp: object) -> Any:
-    tokenizer = require("transformers", "hf").AutoTokenizer.from_pretrained(path)
+    loader = require("transformers", "hf").AutoTokenizer
+    try:
+        tokenizer = loader.from_pretrained(path)
+    except Exception as error:  # tokenizers raise many kinds of errors
+        reason = f"the questions need its tokenizer, which cannot be loaded: {first_line(error)}"
+        raise InputError(f"{path}: {reason}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
