@@ -110,7 +110,7 @@ def test_models_that_a_task_cannot_ask_are_refused(models, llamas, tmp_path):
     config = json.loads((encoder / "config.json").read_text())
     (encoder / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaModel"]}))
     quiz = f"multiple-choice:{llamas / 'quiz.jsonl'}"
-    message = "'quiz': kind multiple-choice asks a language model, but .*encoder is of kind encoder"
+    message = "'quiz': kind multiple-choice asks a language model, not a model of kind encoder, which .*encoder is"
     with pytest.raises(MerganserError, match=message):
         invoke(encoder, *models[1:], tmp_path / "out", "--data", quiz)
     with pytest.raises(MerganserError, match=message):

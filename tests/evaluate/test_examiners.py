@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import math
 import pickle
@@ -407,6 +408,14 @@ def test_labels_beyond_the_models_classes_are_a_fault_of_the_file(llamas, model)
         texts(classifier(model), [0])
     with pytest.raises(InputError, match="LlamaForCausalLM: kind classification asks a sequence classifier"):
         texts(model, [0])
+
+
+def test_replies_of_a_model_without_numbers_are_an_error(llamas, model):
+    spoilt = copy.deepcopy(model)
+    torch.nn.init.constant_(spoilt.model.layers[0].mlp.down_proj.weight, math.nan)
+    sums = Generation(str(llamas / "sums.jsonl"), str(llamas / "base"), max_new_tokens=8)
+    with pytest.raises(MerganserError, match="logits are not finite"):
+        sums(spoilt, [0, 1])
 
 
 def classifier(model):

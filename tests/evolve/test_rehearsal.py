@@ -46,8 +46,15 @@ def test_questions_that_the_model_cannot_be_asked(run_file, options, message):
         rehearse(loading.load(run_file((old, task))))
 
 
-def test_a_classifier_is_needed_to_classify(run_file):
-    task = "quiz: {kind: classification, data: ./texts.tsv}"
-    old = "quiz: {kind: multiple-choice, data: ./quiz.jsonl, subset: 8, estimator: gmp-irt, c: adaptive}"
-    with pytest.raises(InputError, match="LlamaForCausalLM: kind classification asks a sequence classifier"):
-        rehearse(loading.load(run_file((old, task))))
+@pytest.mark.parametrize(
+    ("task", "kind", "message"),
+    [
+        ("{kind: classification, data: ./texts.tsv}", "causal-lm", "classification asks a sequence classifier, not a"),
+        ("{kind: multiple-choice, data: ./quiz.jsonl}", "masked-lm", "multiple-choice asks a language model, not a"),
+        ("{kind: perplexity, data: ./texts.tsv}", "seq2seq-lm", "perplexity asks a causal language model, not a model"),
+    ],
+)
+def test_a_model_is_asked_only_what_its_kind_answers(run_file, task, kind, message):
+    old = "{kind: multiple-choice, data: ./quiz.jsonl, subset: 8, estimator: gmp-irt, c: adaptive}"
+    with pytest.raises(InputError, match=f"tasks.quiz: kind {message}"):
+        loading.load(run_file((old, task), ("kind: causal-lm", f"kind: {kind}")))

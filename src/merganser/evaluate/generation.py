@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from merganser.errors import InputError, require
+from merganser.errors import InputError, MerganserError, require
 from merganser.evaluate.answers.choices import LETTERS, find_choice, read_choice
 from merganser.evaluate.answers.formulas import is_formula
 from merganser.evaluate.answers.judging import holds_number, is_right, load_verifier
@@ -132,6 +132,7 @@ class Generation(Prompted):
                 do_sample=False,
                 pad_token_id=tokenizer.pad_token_id,
                 stopping_criteria=_stopping(tokenizer, tuple(self.stop), start),
+                logits_processor=[_require_numbers],
             )
             for number, reply in zip(chosen, ids[:, start:], strict=True):
                 text = cut(str(tokenizer.decode(reply, skip_special_tokens=True)), self.stop)
@@ -188,6 +189,13 @@ class LetterChoice(Generation):
 
     def is_right(self, reply: str, record: Mapping[str, Any]) -> bool:
         return bool(find_choice(reply, record["options"]) == record["letter"])
+
+
+def _require_numbers(_: Tensor, scores: Tensor) -> Tensor:
+    """Return the logits of the next token, or raise an error: the largest of NaNs would be some token."""
+    if bool(scores.isnan().any()):
+        raise MerganserError("the merged model's logits are not finite")
+    return scores
 
 
 def find_last_match(pattern: str, text: str) -> str | None:

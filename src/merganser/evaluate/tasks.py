@@ -18,6 +18,27 @@ from merganser.evaluate.prompts import Prompted
 from merganser.evaluate.questions import SCORE, Examiner
 from merganser.evaluate.sampling import order_items
 
+#: By kind of task, what answers it, in words and by kinds of loaders; all others ask a language model.
+_ASKED = {
+    "classification": ("a sequence classifier", ("sequence-classification",)),
+    "perplexity": ("a causal language model", ("causal-lm",)),
+}
+
+
+def check_model_kind(kind: str, of_model: str) -> None:
+    """Refuse a kind of model that would answer a kind of task with an error, or with numbers that mean nothing.
+
+    Args:
+        kind: The kind of task.
+        of_model: The kind of model, as in `language.kind_of_model`.
+
+    Raises:
+        InputError: If the model has no logits of classes or of the next token, whichever the task needs.
+    """
+    what, known = _ASKED.get(kind, ("a language model", ("causal-lm", "seq2seq-lm")))
+    if of_model not in known:
+        raise InputError(f"kind {kind} asks {what}, not a model of kind {of_model}")
+
 
 @dataclass(frozen=True)
 class Task:
@@ -75,13 +96,13 @@ class Task:
         Raises:
             InputError: If the model has no logits of classes or of the next token, whichever the task needs.
         """
-        classifies = self.kind == "classification"
-        if kind not in (("sequence-classification",) if classifies else ("causal-lm", "seq2seq-lm")):
-            wanted = "a sequence classifier" if classifies else "a language model"
+        try:
+            check_model_kind(self.kind, kind)
+        except InputError as error:
             raise InputError(
-                f"task {self.name!r}: kind {self.kind} asks {wanted}, but {label} is of kind {kind} by the "
-                "architectures of its config.json; to score it with your own head, use mg.tuning from Python"
-            )
+                f"task {self.name!r}: {error}, which {label} is by the architectures of its config.json; to score it "
+                "with your own head, use mg.tuning from Python"
+            ) from None
 
     def examiner(self, tokenizer: str) -> Examiner:
         found: Any = (Harness if self.kind == HARNESS else KINDS[self.kind])(self.path, tokenizer, **self.options)

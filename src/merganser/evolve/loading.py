@@ -16,6 +16,7 @@ from merganser.errors import InputError, MerganserError, did_you_mean, reading, 
 from merganser.evaluate.loaders import LOADERS, Loader
 from merganser.evaluate.questions import Examiner
 from merganser.evaluate.references import import_function
+from merganser.evaluate.tasks import check_model_kind
 from merganser.evolve import calibrations, liveness
 from merganser.evolve.examining import build_examiner, choose_test_items, complete_task, directions_of
 from merganser.evolve.fitness import MergedModels
@@ -148,6 +149,8 @@ class _Completion:
         calibration: dict[str, Calibration] = {}
         for name, task in self.run.tasks.items():
             examiner = self._attempt(f"tasks.{name}", build_examiner, task, self.run)
+            if examiner is not None and task.kind != "function" and self.run.model.kind in LOADERS:
+                self._attempt(f"tasks.{name}", check_model_kind, task.kind, self.run.model.kind)
             examiners |= {name: examiner} if examiner is not None else {}
             if task.calibration is not None:
                 known = self._attempt(f"tasks.{name}.calibration", calibrations.read, task.calibration)
