@@ -24,6 +24,8 @@ def test_full_evaluations_overrule_estimates():
     full = [trial("x", 0.4, 1.0), trial("y", 0.5, 0.5)]
     assert [t.label for t in reranked_front(trials, full, OBJECTIVES)] == ["y"]
     assert reranked_front(trials, [], OBJECTIVES) is None
+    asked_all = [*full, trial("w", 0.6, 0.4)]
+    assert [t.label for t in reranked_front(trials, asked_all, OBJECTIVES)] == ["w"], "no longer judged by a race"
 
 
 def test_the_front_of_a_study_is_ranked_again(tmp_path):

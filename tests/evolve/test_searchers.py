@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -99,3 +101,12 @@ def test_a_published_spelling_is_understood():
 def test_impossible_searches(name, search, message):
     with pytest.raises(InputError, match=message):
         searcher(name, search)
+
+
+def test_a_front_of_one_point_prints_no_warnings_of_numpy():
+    running = searcher("rnsga2", Problem(2, 2, population=7))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            genomes = running.ask()
+            running.tell(np.zeros((len(genomes), 2)), np.zeros((len(genomes), 0)))

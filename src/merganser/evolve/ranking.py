@@ -88,7 +88,7 @@ def reranked_front(
     """Return the valid trials that no other one dominates by full evaluations; None if none was fully evaluated."""
     measures = {measure for objective in objectives for measure in objective.measures}
     scores = {t.label: t.objectives for t in full if t.state == "done" and measures <= set(t.objectives)}
-    known = [trial for trial in trials if trial.may_win and trial.label in scores]
+    known = [trial for trial in trials if trial.valid and trial.label in scores]
     return _front(known, [[o.value(scores[t.label]) for o in objectives] for t in known], objectives) or None
 
 

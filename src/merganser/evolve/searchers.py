@@ -120,7 +120,7 @@ class PymooSearcher:
         self._algorithm = algorithm
 
     def ask(self) -> Array:
-        with self._randomness:
+        with self._randomness, np.errstate(divide="ignore", invalid="ignore"):
             for _ in range(100):
                 infills = self._algorithm.ask() if self._algorithm.termination.force_termination is False else None
                 if infills is None or (not isinstance(infills, self._individual) and len(infills) == 0):
@@ -143,7 +143,7 @@ class PymooSearcher:
             individual.set("G", g.astype(np.float64))
             individual.set("H", np.empty(0))
             individual.evaluated.update(("F", "G", "H"))
-        with self._randomness:
+        with self._randomness, np.errstate(divide="ignore", invalid="ignore"):  # a front may be one point
             self._algorithm.tell(infills=self._infills)
 
 
