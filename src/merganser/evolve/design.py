@@ -14,6 +14,7 @@ from pydantic import BeforeValidator
 from merganser.errors import InputError, did_you_mean
 from merganser.evolve.arrays import Array
 from merganser.evolve.domains import Value
+from merganser.evolve.measures import task_of
 from merganser.evolve.objectives import Objective
 from merganser.evolve.schema import SettingError, StudyRecord
 from merganser.evolve.searchers import Problem, searcher
@@ -123,7 +124,7 @@ class Design(StudyRecord):
                 raise SettingError(f"tasks.{name}: a task's name must not contain a dot, which separates its measures")
         for objective in self.objectives:
             for measure in objective.measures:
-                if measure.split(".")[0] not in self.tasks:
+                if task_of(measure) not in self.tasks:
                     hint = did_you_mean(measure, self.tasks)
                     raise SettingError(f"objective {objective.name!r}: no task {measure!r}{hint}")
         called = [objective.name for objective in self.objectives]

@@ -85,9 +85,9 @@ def blend(c: float, left: Estimate, right: Estimate) -> Estimate:
     return Estimate(c * left.value + (1 - c) * right.value, error, right.ability, right.mixture)
 
 
-def adaptive_c(answers: ArrayLike, subset: Subset, irt: IRT, *, fit: Fit = "mle") -> float:
+def adaptive_c(answers: ArrayLike, subset: Subset, irt: IRT) -> float:
     """Return c of gmp-IRT*: the mean over endpoints (rows of `answers`, on all items) of the c ∈ [0, 1] that makes
-    gp-IRT exact |or closest to exact.
+    gp-IRT exact, or closest to exact.
 
     |c·naive + (1 − c)·p-IRT − Z| is piecewise linear in c, so the minimum is computed exactly instead of by a grid
     search.
@@ -95,7 +95,7 @@ def adaptive_c(answers: ArrayLike, subset: Subset, irt: IRT, *, fit: Fit = "mle"
     best = []
     for row in np.atleast_2d(np.asarray(answers, dtype=np.float64)):
         left = naive(row[subset.items], subset).value
-        right = p_irt(row[subset.items], subset, irt, fit=fit).value
+        right = p_irt(row[subset.items], subset, irt).value
         best.append(float(np.clip((row.mean() - right) / (left - right), 0, 1)) if left != right else 0.5)
     return float(np.mean(best))
 
@@ -106,12 +106,12 @@ def bias_variance_c(bias: float, sampling_variance: float) -> float:
     return bias**2 / total if total > 0 else 0.5
 
 
-def validation_error(irt: IRT, answers: ArrayLike, subset: Subset, *, fit: Fit = "mle") -> float:
+def validation_error(irt: IRT, answers: ArrayLike, subset: Subset) -> float:
     """Return b, the mean |mean_U p(γ̂) − mean_U y| over models (rows of `answers`) that the IRT was not fitted on."""
     errors = []
     for row in np.atleast_2d(np.asarray(answers, dtype=np.float64)):
         unseen = np.setdiff1d(np.arange(len(row)), subset.items)
-        ability = irt.ability(row[subset.items], subset.items, prior=fit == "map").mean
+        ability = irt.ability(row[subset.items], subset.items, prior=False).mean
         errors.append(abs(float(irt.probabilities(ability)[unseen].mean() - row[unseen].mean())))
     return float(np.mean(errors))
 

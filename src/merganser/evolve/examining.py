@@ -9,10 +9,11 @@ from dataclasses import fields, replace
 from merganser.errors import InputError, did_you_mean
 from merganser.evaluate.examiners import KINDS, Function
 from merganser.evaluate.harness import HARNESS, Harness
-from merganser.evaluate.questions import SCORE, Asked, Examiner
+from merganser.evaluate.questions import Asked, Examiner
 from merganser.evaluate.references import import_function
 from merganser.evaluate.sampling import order_items
 from merganser.evolve.holdout import Grouped, connected, hold_out
+from merganser.evolve.measures import name_measure
 from merganser.evolve.runfile import SERVER, RunFile
 from merganser.evolve.tasks import StudyTask
 
@@ -122,7 +123,7 @@ def _groups(entry: StudyTask, examiner: Examiner, run: RunFile) -> tuple[str, ..
 def directions_of(name: str, examiner: Examiner) -> dict[str, str]:
     """Return the directions of a task's measures, by their names in objectives."""
     known: Mapping[str, str] = getattr(examiner, "directions", {})
-    return {name if measure == SCORE else f"{name}.{measure}": direction for measure, direction in known.items()}
+    return {name_measure(name, measure): direction for measure, direction in known.items()}
 
 
 def _column(examiner: Examiner, field: str, purpose: str) -> tuple[str, ...]:

@@ -25,9 +25,10 @@ from merganser.engine.modules import ModuleTensors
 from merganser.errors import InputError
 from merganser.evaluate.fingerprints import hash_module
 from merganser.evaluate.loaders import Loader
-from merganser.evaluate.questions import SCORE, Asked, Examiner
+from merganser.evaluate.questions import Asked, Examiner
 from merganser.evolve.cache import AnswerCache, answer_keys
 from merganser.evolve.design import BASE
+from merganser.evolve.measures import name_measure
 from merganser.evolve.metering import CostMeter
 from merganser.evolve.quantization import Quantization, QuantizedCopy
 from merganser.evolve.space import Space
@@ -164,7 +165,7 @@ class MergedModels:
         answers: dict[str, Sequence[float]] = {}
         for task, chosen in items.items():
             for measure, values in self._ask(candidate, self.examiners[task], chosen, quantize).items():
-                answers[task if measure == SCORE else f"{task}.{measure}"] = values
+                answers[name_measure(task, measure)] = values
         return answers
 
     def _ask(

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.special import ndtri, stdtrit
 
 from merganser.evolve.arrays import Array
+from merganser.evolve.measures import task_of
 from merganser.evolve.objectives import Objective
 
 
@@ -74,8 +75,8 @@ def objective_error(objective: Objective, answers: Mapping[str, Array]) -> float
     return float(sum((scale * standard_error(values)) ** 2 for scale, values in parts) ** 0.5)
 
 
-def objective_interval(objective: Objective, answers: Mapping[str, Array], level: float = 0.95) -> Interval:
-    """Return an objective's value with its interval; for one measure, the interval of its score.
+def objective_interval(objective: Objective, answers: Mapping[str, Array]) -> Interval:
+    """Return an objective's value with its 95 % interval; for one measure, the interval of its score.
 
     The intervals [l_i, h_i] of the tasks' scores p_i are combined (Zou and Donner): Σ w_i p_i − √(Σ w_i² (p_i − l_i)²)
     to Σ w_i p_i + √(Σ w_i² (h_i − p_i)²), which never leaves the objective's range.
@@ -83,7 +84,6 @@ def objective_interval(objective: Objective, answers: Mapping[str, Array], level
     Args:
         objective: The weighted sum of measures.
         answers: Answers by measure, one per item.
-        level: The confidence level.
 
     Returns:
         The objective's value and its interval.
@@ -95,7 +95,7 @@ def objective_interval(objective: Objective, answers: Mapping[str, Array], level
     value = objective.value({measure: float(values.mean()) for measure, values in answers.items()})
     below = above = 0.0
     for scale, values in _by_task(objective, answers):
-        part = score_interval(values, level)
+        part = score_interval(values)
         down, up = (scale * (part.value - part.low), scale * (part.high - part.value))
         if scale < 0:
             down, up = up, down
@@ -109,7 +109,7 @@ def _by_task(objective: Objective, answers: Mapping[str, Array]) -> list[tuple[f
     """
     tasks: dict[str, dict[str, float]] = {}
     for measure, weight in objective.measures.items():
-        tasks.setdefault(measure.split(".")[0], {})[measure] = weight
+        tasks.setdefault(task_of(measure), {})[measure] = weight
     found = []
     for weights in tasks.values():
         scale = sum(weights.values()) or 1.0
@@ -142,7 +142,7 @@ def paired_interval(
     tasks: dict[str, Array] = {}
     scales: dict[str, float] = {}
     for measure, weight in objective.measures.items():
-        task = measure.split(".")[0]
+        task = task_of(measure)
         tasks[task] = tasks.get(task, 0.0) + objective.sign * weight * (left[measure] - right[measure])
         graded = _graded(left[measure]) and _graded(right[measure])
         scales[task] = scales.get(task, 0.0) + (abs(weight) if graded else float("nan"))
@@ -164,7 +164,7 @@ def paired_interval(
 
 
 def gain_over_best(
-    objective: Objective, own: Mapping[str, Array], others: Mapping[str, Mapping[str, Array]], level: float = 0.95
+    objective: Objective, own: Mapping[str, Array], others: Mapping[str, Mapping[str, Array]]
 ) -> tuple[str, Interval]:
     """Return the best of other models on these items, and by how much a model is better than it.
 
@@ -175,10 +175,9 @@ def gain_over_best(
         objective: The weighted sum of measures, and its direction.
         own: Answers by measure.
         others: Answers of the other models to the same items, by label.
-        level: The confidence level.
 
     Returns:
-        The label of the best, and the interval of the gain.
+        The label of the best, and the 95 % interval of the gain.
 
     Example:
         >>> gain_over_best(Objective.of("quiz"), {"quiz": np.ones(30)}, {"a": {"quiz": np.zeros(30)}})[1].verdict
@@ -189,8 +188,8 @@ def gain_over_best(
         return objective.sign * objective.value({m: float(others[label][m].mean()) for m in objective.measures})
 
     best = max(others, key=score)
-    gain = paired_interval(objective, own, others[best], level)
-    corrected = paired_interval(objective, own, others[best], 1 - (1 - level) / len(others))
+    gain = paired_interval(objective, own, others[best])
+    corrected = paired_interval(objective, own, others[best], 1 - 0.05 / len(others))
     return best, replace(gain, high=corrected.high)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from merganser.evolve.arrays import Array
 from merganser.evolve.intervals import paired_interval
+from merganser.evolve.measures import task_of
 from merganser.evolve.objectives import Objective
 from merganser.evolve.preparation import Prepared
 from merganser.evolve.ranking import best, pareto
@@ -97,7 +98,7 @@ def race_against(
     """
     rows = []
     for answers in rivals:
-        places = {measure: np.searchsorted(a.items, items[measure.split(".")[0]]) for measure, a in answers.items()}
+        places = {measure: np.searchsorted(a.items, items[task_of(measure)]) for measure, a in answers.items()}
         rows.append({measure: a.values[places[measure]] for measure, a in answers.items()})
     return Race(first, tuple(rows), objectives)
 
@@ -124,7 +125,7 @@ def estimate_stopped(
     """
     found: dict[str, TrialEstimate] = {}
     for measure, own in answers.items():
-        task = tasks[measure.split(".")[0]]
+        task = tasks[task_of(measure)]
         weight = dict(zip(task.items, task.subset.weights.tolist(), strict=True))
         known = dict(zip(theirs[measure].items.tolist(), theirs[measure].values.tolist(), strict=True))
         weights = np.array([weight[item] for item in own.items.tolist()])

@@ -14,6 +14,7 @@ from merganser.errors import InputError, MerganserError, did_you_mean
 from merganser.evolve.arrays import Array
 from merganser.evolve.costs import Event, forecast
 from merganser.evolve.design import Design
+from merganser.evolve.measures import task_of
 from merganser.evolve.preparation import Calibration, Prepared, check, prepare, read_prepared, split, to_bytes
 from merganser.evolve.racing import Race, choose_incumbents, estimate_stopped, race_against, race_order
 from merganser.evolve.ranking import COPIED, best, failed_alike, nothing, pareto, reranked, reranked_front, spread, top
@@ -39,13 +40,14 @@ class StudyRun:
         store: Store,
         design: Design,
         evaluate: Evaluate,
-        calibration: Mapping[str, Calibration],
+        calibration: Mapping[str, Calibration] | None,
         count: int,
         ray: str | None,
-        on_event: Listener,
+        on_event: Listener | None,
     ) -> None:
         self.store, self.design = store, design
-        self.calibration, self.on_event = calibration, on_event
+        self.calibration = calibration = calibration or {}
+        self.on_event = on_event or (lambda event: None)
         for name in calibration:
             if name not in design.tasks:
                 raise InputError(f"calibration of {name!r}, which is not a task{did_you_mean(name, design.tasks)}")
@@ -254,7 +256,7 @@ class StudyRun:
                     raise MerganserError(f"objective {objective.name!r}: the evaluator reports no {measure!r}{hint}")
         estimates: dict[str, TrialEstimate] = {}
         for measure, found in answers.items():
-            task = self.tasks[measure.split(".")[0]]
+            task = self.tasks[task_of(measure)]
             if measure in self.tasks:
                 made = task.estimator(found.values, task.subset)
                 error = made.error if made.error is not None and np.isfinite(made.error) else None

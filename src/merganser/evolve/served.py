@@ -16,8 +16,9 @@ from tempfile import TemporaryDirectory
 
 from merganser.errors import InputError
 from merganser.evaluate.endpoints import Server
-from merganser.evaluate.questions import SCORE, Examiner
+from merganser.evaluate.questions import Examiner
 from merganser.evolve.design import BASE
+from merganser.evolve.measures import name_measure
 from merganser.evolve.runfile import RunFile
 from merganser.evolve.space import SearchParameter
 from merganser.evolve.workers import Proposal
@@ -45,7 +46,7 @@ class ServedAdapters:
         with self._loaded(candidate) as server:
             for task, chosen in items.items():
                 for measure, values in self.examiners[task](server, chosen).items():  # type: ignore[arg-type]
-                    answers[task if measure == SCORE else f"{task}.{measure}"] = values
+                    answers[name_measure(task, measure)] = values
         return answers
 
     @contextmanager

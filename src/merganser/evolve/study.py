@@ -85,7 +85,7 @@ class Study(Shown):
         if self.store.get("design") is not None:
             raise InputError(f"{self.store.path}: already contains a study; resume it, or choose another file")
         with self._locked():
-            run = _run(self.store, design, evaluate, calibration, workers, ray, on_event)
+            run = StudyRun(self.store, design, evaluate, calibration, workers, ray, on_event)
             # Everything invalid has been refused by now, without changing the file.
             self.store.set(design=to_document(design), inputs=dict(inputs or {}))
             return self._completed(run)
@@ -101,7 +101,7 @@ class Study(Shown):
     ) -> Trial | None:
         """Continue from the file; finished trials are replayed, not evaluated again."""
         with self._locked():
-            return self._completed(_run(self.store, self.design, evaluate, calibration, workers, ray, on_event))
+            return self._completed(StudyRun(self.store, self.design, evaluate, calibration, workers, ray, on_event))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -182,16 +182,3 @@ class Study(Shown):
     def forecast(self) -> Forecast:
         """Return a forecast of the rest of the study, from the times so far."""
         return forecast(self.store, self.design)
-
-
-def _run(
-    store: Store,
-    design: Design,
-    evaluate: Evaluate,
-    calibration: Mapping[str, Calibration] | None,
-    workers: int,
-    ray: str | None,
-    on_event: Listener | None,
-) -> StudyRun:
-    silent: Listener = lambda event: None  # noqa: E731
-    return StudyRun(store, design, evaluate, calibration or {}, workers, ray, on_event or silent)

@@ -12,6 +12,9 @@ from merganser.errors import InputError
 from merganser.evolve.arrays import Array, Indices
 from merganser.evolve.irt.model import Items
 
+#: Principal components of embeddings that are clustered; runs of k-means, and their largest number of sweeps.
+COMPONENTS, STARTS, SWEEPS = 32, 4, 100
+
 
 @dataclass(frozen=True)
 class Subset:
@@ -65,14 +68,12 @@ def irt_clustering(items: Items, size: int, *, seed: int = 0) -> Subset:
     return clustering(items.embedding, size, seed=seed)
 
 
-def representation_clustering(
-    embeddings: Sequence[ArrayLike], size: int, *, components: int = 32, seed: int = 0
-) -> Subset:
+def representation_clustering(embeddings: Sequence[ArrayLike], size: int, *, seed: int = 0) -> Subset:
     """Cluster the principal components of the endpoints' concatenated embeddings (items × width, one per model)."""
     joined = np.concatenate([np.asarray(e, dtype=np.float64) for e in embeddings], axis=1)
     centred = joined - joined.mean(0)
     left, sigma, _ = np.linalg.svd(centred, full_matrices=False)
-    return clustering((left * sigma)[:, :components], size, seed=seed)
+    return clustering((left * sigma)[:, :COMPONENTS], size, seed=seed)
 
 
 def clustering(points: Array, size: int, *, seed: int = 0) -> Subset:
@@ -128,12 +129,12 @@ def _representatives(points: Array, size: int, seed: int) -> tuple[Indices, Arra
     return representatives, np.bincount(labels, minlength=size) / len(points)
 
 
-def kmeans(points: Array, clusters: int, *, seed: int = 0, starts: int = 4, sweeps: int = 100) -> tuple[Indices, Array]:
-    """Run Lloyd's algorithm from k-means++ starts, the best of `starts`; return labels and centroids, no cluster
+def kmeans(points: Array, clusters: int, *, seed: int = 0) -> tuple[Indices, Array]:
+    """Return labels and centroids of the best of several runs of Lloyd's algorithm from k-means++ starts, no cluster
     empty.
     """
     generator = np.random.default_rng(seed)
-    runs = [_lloyd(points, _spread(points, clusters, generator), sweeps) for _ in range(starts)]
+    runs = [_lloyd(points, _spread(points, clusters, generator)) for _ in range(STARTS)]
     labels, centroids, _ = min(runs, key=lambda run: run[2])
     return labels, centroids
 
@@ -166,9 +167,9 @@ def _spread(points: Array, clusters: int, generator: np.random.Generator) -> Arr
     return points[chosen]
 
 
-def _lloyd(points: Array, centroids: Array, sweeps: int) -> tuple[Indices, Array, float]:
+def _lloyd(points: Array, centroids: Array) -> tuple[Indices, Array, float]:
     labels = np.full(len(points), -1, dtype=np.intp)
-    for _ in range(sweeps):
+    for _ in range(SWEEPS):
         squares = _distances(points, centroids)
         updated = _filled(squares.argmin(1), squares, len(centroids))
         if np.array_equal(updated, labels):

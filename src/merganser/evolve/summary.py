@@ -70,6 +70,20 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Summary:
+    """The results of a study.
+
+    Attributes:
+        winners: The winner, or the Pareto front of several objectives.
+        endpoints: The scores of the models and the base on unseen items.
+        convergence: By objective, the best estimate after each generation.
+        agreement: By task, the error of estimates on merges that were fully evaluated.
+        cost: What the study cost.
+        states: Numbers of trials that are done, failed and outside the constraints.
+        untested: Endpoints whose test failed, with the reasons.
+        verdicts: By objective, whether its winner is better than the best endpoint, if that can be told.
+        biases: By objective, what quantisation changes, if candidates were quantised.
+    """
+
     winners: tuple[Winner, ...]
     endpoints: Mapping[str, Tested]
     convergence: Mapping[str, tuple[float, ...]]
@@ -77,11 +91,8 @@ class Summary:
     cost: StudyCost
     states: Mapping[str, int]
     untested: Mapping[str, str]
-    """Endpoints whose test failed, with the reasons."""
     verdicts: Mapping[str, str]
-    """By objective: whether its winner is better than the best endpoint, if that can be told."""
     biases: Mapping[str, str]
-    """By objective: what quantisation changes, if candidates were quantised."""
 
 
 def summarize(study: Study) -> Summary:

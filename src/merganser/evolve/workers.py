@@ -23,6 +23,7 @@ from merganser.engine.ray_cluster import start_ray
 from merganser.errors import InputError, MerganserError, require
 from merganser.evolve.costs import Costs
 from merganser.evolve.domains import Values
+from merganser.evolve.measures import task_of
 from merganser.evolve.racing import Race
 from merganser.evolve.store import Answers
 
@@ -83,7 +84,7 @@ def check_answers(outcome: Outcome, graded: Sequence[str]) -> dict[str, Answers]
         raise InputError(f"the evaluator gave no answers for task {missing[0]!r}")
     found = {}
     for measure, values in outcome.answers.items():
-        items = requested.get(measure.split(".")[0])
+        items = requested.get(task_of(measure))
         if items is None:
             raise InputError(f"the evaluator answered {measure!r}, which is not a task of this study")
         if len(values) != len(items):

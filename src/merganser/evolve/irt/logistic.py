@@ -13,6 +13,8 @@ from merganser.evolve.arrays import Array
 # The likelihood alone has no maximum if a hyperplane separates right from wrong answers, which is common for small
 # subsets. This small ridge makes the maximum exist without moving an existing one.
 RIDGE = 1e-6
+#: Maximum number of Newton's steps.
+STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,6 @@ def regress(
     answers: ArrayLike,
     mean: ArrayLike = 0.0,
     precision: ArrayLike = 0.0,
-    *,
-    steps: int = 100,
 ) -> Posterior:
     """Return the x that maximises Σ_i log p(y_i | σ(design_i · x + offset_i)) − ½ Σ_k precision_k (x_k − mean_k)².
 
@@ -57,7 +57,7 @@ def regress(
     x = centre.copy()
     value = loss(x)
     curvature = np.diag(penalty)
-    for _ in range(steps):
+    for _ in range(STEPS):
         p = expit(rows @ x + shift)
         gradient = rows.T @ (p - targets) + penalty * (x - centre)
         curvature = (rows * (p * (1 - p))[:, None]).T @ rows + np.diag(penalty)
