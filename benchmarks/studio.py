@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,14 @@ from merganser.studio.player import Player, Prompt
 from merganser.studio.roots import Roots
 
 TOKENS = 16
+#: What is merged again, with one changed weight: sums, and rules that drop entries and keep what is left.
+METHODS: Mapping[str, Mapping[str, float]] = {
+    "task_arithmetic": {},
+    "linear": {},
+    "ties": {"density": 0.5},
+    "dare_ties": {"density": 0.5},
+    "della": {"density": 0.5, "epsilon": 0.2},
+}
 
 
 def measure(folder: Path, base: str, models: list[str], repeats: int) -> None:
@@ -42,7 +50,7 @@ def measure(folder: Path, base: str, models: list[str], repeats: int) -> None:
 
     [first, *_] = player.play([document("task_arithmetic", 0.5)])
     print(f"first load        {first['processor']:6.2f} s of processor ({first['tensors']} tensors)")
-    for method, parameters in (("task_arithmetic", {}), ("linear", {}), ("ties", {"density": 0.5})):
+    for method, parameters in METHODS.items():
         merges, texts = [], []
         for step in range(repeats):
             found = player.play([document(method, 0.1 + 0.01 * step, **parameters)], Prompt("The", tokens=TOKENS))

@@ -212,7 +212,7 @@ class _Listener:
             words = [f"{event.phase:<9} {event.done}/{event.total}"]
             if event.trial is not None:
                 words.append(self._describe(event.trial))
-            if left is not None:
+            if left:
                 words.append(f"about {show_time(left)} left")
             self._reporter.line("  ".join(words))
         self._reporter(event.done, event.total, event.phase, left)

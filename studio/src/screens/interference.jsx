@@ -1,8 +1,8 @@
 import { useMemo, useState } from "preact/hooks";
 import { go, keep, link, post, useGet, useWatch } from "../api.js";
 import { Chart, HeatMap } from "../charts.jsx";
-import { ago, name, number, percent, place } from "../format.js";
-import { Badge, Busy, Button, Card, cell, Check, Failure, FamilyPicker, Note, Progress, Select, Table, useFamily, useItems } from "../ui.jsx";
+import { ago, name, number, percent, place, score } from "../format.js";
+import { Badge, Busy, Button, Card, cell, Check, Failure, FamilyPicker, Note, Progress, Prose, Select, Table, useFamily, useItems } from "../ui.jsx";
 
 export function Interference({ job }) {
   const models = useItems("checkpoint", "adapter");
@@ -60,14 +60,14 @@ function Survey({ job, id }) {
   return (
     <>
       <Card title="Advice"><ul class="plain">{data.advice.map((a) => (
-        <li key={a.text}><Badge kind={a.kind === "opposed" || a.kind === "collision" ? "warn" : "info"}>{a.kind}</Badge> {a.text} {a.kind === "method" && methods(a.text).map((m) => <Button key={m} kind="small" onClick={() => advised(m)}>Recipe with {m}</Button>)}</li>))}</ul></Card>
+        <li key={a.text}><Badge kind={a.kind === "opposed" || a.kind === "collision" ? "warn" : "info"}>{a.kind}</Badge> <Prose text={a.text} /> {a.kind === "method" && methods(a.text).map((m) => <Button key={m} kind="small" onClick={() => advised(m)}>Recipe with {m}</Button>)}</li>))}</ul></Card>
       <Card title="Layers × pairs">
         {Object.entries(data.layers ?? {}).map(([stack, [measured, total]]) => <p key={stack} class="muted">{measured.length} of {total} layers of {stack} were measured.</p>)}
         <HeatMap title="Interference of two experts in a layer, as a multiple of what unrelated experts have, on a logarithmic scale. Pick a cell for its matrices." rows={blocks.map((b) => place(`${b.block}.x`)[0].split(".").pop() || b.block)} columns={pairs.map((p) => p[2])} low={1} log
-          values={blocks.map((b) => pairs.map((p) => level(b, p)))} format={(v) => `${number(v, 3)}× chance`} onPick={(i, j) => pick({ block: blocks[i], pair: pairs[j] })} />
+          values={blocks.map((b) => pairs.map((p) => level(b, p)))} format={(v) => `${v.toPrecision(3)}× chance`} onPick={(i, j) => pick({ block: blocks[i], pair: pairs[j] })} />
       </Card>
       {picked && <Detail picked={picked} base={base} experts={experts} fractions={data.fractions} names={data.experts} />}
-      <Card title="How alike they are"><HeatMap title="Cosine of whole task vectors" rows={data.experts} columns={data.experts} values={data.cosine} low={0} high={1} cell={32} /></Card>
+      <Card title="How alike they are"><HeatMap title="Cosine of whole task vectors" rows={data.experts} columns={data.experts} values={data.cosine} low={0} high={1} cell={32} format={score} /></Card>
     </>
   );
 }

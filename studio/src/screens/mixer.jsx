@@ -66,7 +66,7 @@ function Desk({ mix, set, methods, items }) {
   const shared = method.parameters.filter((p) => !p.per_model);
   const change = (values) => set({ ...mix, ...values });
   const setModel = (i, values) => change({ models: mix.models.map((m, k) => (k === i ? { ...m, ...values } : m)) });
-  const now = { document, text: out.text, loss: out.loss, score: out.score, mix };
+  const now = { document, prompt: prompt.text, text: out.text, loss: out.loss, score: out.score, mix };
   return (
     <div class="columns mixer">
       <div>
@@ -105,7 +105,7 @@ function Desk({ mix, set, methods, items }) {
         {pins.A && pins.B && <Paired pins={pins} setPins={setPins} questions={questions} />}
         <div class="pins">{["A", "B"].filter((k) => pins[k]).map((k) => (
           <Card key={k} title={`Pin ${k}`} actions={<><Button kind="small" onClick={() => set(pins[k].mix)}>Back to it</Button><Button kind="small" aria-label={`Remove pin ${k}`} onClick={() => setPins({ ...pins, [k]: undefined })}>Remove</Button></>}>
-            <p class="said">{pins[k].text}</p>
+            <p class="said"><span class="muted">{pins[k].prompt}</span>{pins[k].text}</p>
             <p class="muted">{describe(pins[k].document)}{pins[k].loss != null && ` · perplexity ${number(Math.exp(pins[k].loss), 4)}`}</p>
             <Scored score={pins[k].score} />
           </Card>))}</div>
