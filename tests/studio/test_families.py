@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -37,6 +39,16 @@ def test_the_base_is_nearest_to_the_others(tuned):
     found = family(tuned)
     assert found["base"] == "start"
     assert sorted(found["models"]) == ["early", "late", "middle"]
+
+
+def test_the_family_is_found_without_importing_torch(tuned):
+    program = (
+        "import sys; from merganser.studio.discovery import discover; from merganser.studio.roots import Roots;"
+        "from merganser.studio.families import find_family; roots = Roots([sys.argv[1]]);"
+        "print(find_family(roots, discover(roots))['base'], 'torch' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, str(tuned)], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == [find_family(Roots([tuned]), discover(Roots([tuned])))["base"], "False"]
 
 
 def test_a_merge_between_them_is_not_taken_for_the_base(tuned):

@@ -7,8 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from merganser.checkpoints.base import Checkpoint, read_entries
 from merganser.checkpoints.tensor_names import natural_order
-from merganser.errors import MerganserError
+from merganser.errors import CheckpointError, MerganserError
 from merganser.lazy import np
 from merganser.studio.discovery import Item
 from merganser.studio.roots import Roots
@@ -72,8 +73,15 @@ def _sample(roots: Roots, paths: Sequence[str]) -> list[npt.NDArray[np.float32]]
     rows = {name: -(-ENTRIES // max(1, first.spec(name).shape[1])) for name in chosen}
     return [
         np.concatenate(
-            [np.zeros(1, np.float32)]
-            + [c.read(n, (0, min(rows[n], c.spec(n).shape[0]))).float().reshape(-1)[:ENTRIES].numpy() for n in chosen]
+            [np.zeros(1, np.float32), *(_first_entries(c, n, min(rows[n], c.spec(n).shape[0])) for n in chosen)]
         )
         for c in opened
     ]
+
+
+def _first_entries(checkpoint: Checkpoint, name: str, rows: int) -> npt.NDArray[np.float32]:
+    """Read the first entries of a matrix, without importing torch where they are stored as they are."""
+    entries = read_entries(checkpoint, name, (0, rows))
+    if entries is None:
+        raise CheckpointError(f"{checkpoint.label}: {name} cannot be read into memory")
+    return entries.numbers()[:ENTRIES].astype(np.float32)

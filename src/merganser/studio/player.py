@@ -139,7 +139,7 @@ class Player:
                     yield from ({"index": index, **event} for event in self._score(turn, questions))
                 yield {"index": index, "event": "end"}
             except Superseded:
-                return
+                raise InputError("the model went to another page, or was freed: ask again") from None
 
     def _in_turn(self, turn: int, work: Any) -> Any:
         """Run one step of a request, unless a later request has come. The lock is not held while the client reads."""
