@@ -55,10 +55,6 @@ class _Live:
     sources: dict[str, Checkpoint]
 
 
-class Superseded(Exception):
-    """A later request took the model."""
-
-
 class Player:
     """Plays recipes on one live model; a new request ends the previous one.
 
@@ -115,37 +111,34 @@ class Player:
             (again and again, with what is answered so far), `end`.
 
         Raises:
-            InputError: If a recipe is wrong, or its model cannot be played.
+            InputError: If a recipe is wrong, its model cannot be played, or a later request took the model.
         """
         with self._lock:
             self._turn += 1
             turn = self._turn
         reference: str | None = None
         for index, document in enumerate(documents):
-            try:
-                yield {"index": index, **self._in_turn(turn, lambda document=document: self._load(document))}
-                said = ""
-                if prompt is not None:
-                    for event in self._speak(turn, prompt):
-                        said += event.get("text", "")
-                        yield {"index": index, **event}
-                if compare and prompt is not None and (reference := said if reference is None else reference):
-                    found = self._in_turn(turn, lambda text=reference: self._likelihood(text, prompt))
-                    yield {"index": index, "event": "likelihood", "tokens": found}
-                if texts:
-                    loss = self._in_turn(turn, lambda: self._loss(texts))
-                    yield {"index": index, "event": "loss", "loss": loss}
-                if questions is not None:
-                    yield from ({"index": index, **event} for event in self._score(turn, questions))
-                yield {"index": index, "event": "end"}
-            except Superseded:
-                raise InputError("the model went to another page, or was freed: ask again") from None
+            yield {"index": index, **self._in_turn(turn, lambda document=document: self._load(document))}
+            said = ""
+            if prompt is not None:
+                for event in self._speak(turn, prompt):
+                    said += event.get("text", "")
+                    yield {"index": index, **event}
+            if compare and prompt is not None and (reference := said if reference is None else reference):
+                found = self._in_turn(turn, lambda text=reference: self._likelihood(text, prompt))
+                yield {"index": index, "event": "likelihood", "tokens": found}
+            if texts:
+                loss = self._in_turn(turn, lambda: self._loss(texts))
+                yield {"index": index, "event": "loss", "loss": loss}
+            if questions is not None:
+                yield from ({"index": index, **event} for event in self._score(turn, questions))
+            yield {"index": index, "event": "end"}
 
     def _in_turn(self, turn: int, work: Any) -> Any:
         """Run one step of a request, unless a later request has come. The lock is not held while the client reads."""
         with self._lock:
             if turn != self._turn:
-                raise Superseded
+                raise InputError("the model went to another page, or was freed: ask again")
             return work()
 
     def _load(self, document: Mapping[str, Any]) -> PlayedEvent:
