@@ -15,6 +15,8 @@ Stored in `results`:
 - `questions`: sentences, images or prompts; `tasks`; `validation` and `test`: how many of each task;
 - `grid`: of every method and scale the validation `accuracy`; `full`, the questions of the whole grid;
 - `best`: `label`, validation and test accuracy of the best of the grid, and the standard `error` of the latter;
+- `luck`: how far below that, on test questions, the best of the grid is on other samples of the validation questions
+  (as many, drawn with replacement): what no search with so many questions can be sure to avoid;
 - `runs`: of every seed the autopilot's `best` merge, what it `kept`, its `verdict`, the questions `asked` and their
   `share` of the grid's; `test`, the accuracy of its best merge, `behind`, how far that is below the grid's, and
   `paired`, the standard error of that difference;
@@ -51,35 +53,53 @@ from merganser.methods.registry import registry
 from merganser.tuning.autopilot.contenders import METHODS
 
 AnyExperts = Experts[Any]
+Answers = dict[str, np.ndarray]
 
 #: The scales of the grid: the usual ones, and beyond, where flat spectra are best.
 SCALES = (*ALPHAS, 2.4, 2.8, 3.2)
 #: Of the sets that are spoilt: what is wrong with them shows with one method and few questions.
 SPOILT_METHODS, SPOILT_BUDGET = ("task_arithmetic",), 3000
+#: Samples of the validation questions.
+SAMPLES = 40
 
 
-def right(experts: AnyExperts, weights: State, items: Mapping[str, Sequence[int]], part: Part) -> dict[str, np.ndarray]:
+def right(experts: AnyExperts, weights: State, items: Mapping[str, Sequence[int]], part: Part) -> Answers:
     """Return whether a network answers some questions of every task."""
     answers = experts.ask({**experts.base, **weights}, items, part)
     return {task: own.numpy().astype(float) for task, own in answers.items()}
 
 
-def mean(answers: Mapping[str, np.ndarray]) -> float:
+def mean(answers: Answers) -> float:
     return float(np.mean([own.mean() for own in answers.values()]))
 
 
-def measure_grid(experts: AnyExperts, methods: Sequence[str], scales: Sequence[float]) -> list[dict[str, Any]]:
-    """Return the validation accuracy of every method at every scale."""
+def measure_grid(
+    experts: AnyExperts, methods: Sequence[str], scales: Sequence[float]
+) -> tuple[list[dict[str, Any]], list[Answers]]:
+    """Return the validation accuracy of every method at every scale, and the answers."""
     everything = {name: range(len(task.validation)) for name, task in experts.tasks.items()}
-    rows = []
+    rows, answers = [], []
     for method in methods:
         vector = experts.task_vector(method, list(experts.experts))
         for scale in scales:
-            accuracy = mean(right(experts, experts.weights(vector, scale), everything, "validation"))
-            rows.append({"method": method, "scale": scale, "accuracy": accuracy})
+            answers.append(right(experts, experts.weights(vector, scale), everything, "validation"))
+            rows.append({"method": method, "scale": scale, "accuracy": mean(answers[-1])})
         best = max((row for row in rows if row["method"] == method), key=lambda row: row["accuracy"])
         print(f"grid: {method} {best['accuracy']:.4f} at scale {best['scale']:g}", flush=True)
-    return rows
+    return rows, answers
+
+
+def measure_luck(
+    experts: AnyExperts, grid: Sequence[Mapping[str, Any]], answers: Sequence[Answers], best: Answers
+) -> list[float]:
+    """Return how far the best of the grid on random samples of the questions is behind, on test questions."""
+    draw, winners = np.random.default_rng(0), []
+    for _ in range(SAMPLES):
+        chosen = {task: draw.integers(len(own), size=len(own)) for task, own in answers[0].items()}
+        scores = [mean({task: each[task][own] for task, own in chosen.items()}) for each in answers]
+        winners.append(int(np.argmax(scores)))
+    found = {winner: mean(grid_answers(experts, grid[winner])) for winner in dict.fromkeys(winners)}
+    return [mean(best) - found[winner] for winner in winners]
 
 
 def pilot(experts: AnyExperts, models: Mapping[str, State], **options: Any) -> Any:
@@ -89,7 +109,7 @@ def pilot(experts: AnyExperts, models: Mapping[str, State], **options: Any) -> A
     return mg.tuning.auto(models, experts.trained, score=score, items=items, **options)[1]
 
 
-def test_answers(experts: AnyExperts, recipe: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def test_answers(experts: AnyExperts, recipe: Mapping[str, Any]) -> Answers:
     """Return the answers of a recipe to all test questions."""
     everything = {name: range(len(task.test)) for name, task in experts.tasks.items()}
     settings = dict(recipe["parameters"])
@@ -98,11 +118,14 @@ def test_answers(experts: AnyExperts, recipe: Mapping[str, Any]) -> dict[str, np
     return right(experts, experts.weights(vector, scale), everything, "test")
 
 
-def best_answers(experts: AnyExperts, grid: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Return the answers of the best of the grid to all test questions."""
-    first = max(grid, key=lambda row: row["accuracy"])
+def grid_answers(experts: AnyExperts, row: Mapping[str, Any]) -> Answers:
+    """Return the answers of one of the grid to all test questions."""
     models = [{"path": name} for name in experts.experts]
-    return test_answers(experts, {"method": first["method"], "models": models, "parameters": {"scale": first["scale"]}})
+    return test_answers(experts, {"method": row["method"], "models": models, "parameters": {"scale": row["scale"]}})
+
+
+def best_of(grid: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return max(grid, key=lambda row: row["accuracy"])
 
 
 def known(path: Path | None, about: Mapping[str, Any], experts: AnyExperts) -> dict[str, Any]:
@@ -111,10 +134,10 @@ def known(path: Path | None, about: Mapping[str, Any], experts: AnyExperts) -> d
         return {}
     found: dict[str, Any] = json.loads(path.read_text())["results"]
     same = all(found.get(key, value) == value for key, value in about.items())
-    return found if same and mean(best_answers(experts, found["grid"])) == found["best"]["test"] else {}
+    return found if same and mean(grid_answers(experts, best_of(found["grid"]))) == found["best"]["test"] else {}
 
 
-def compare(experts: AnyExperts, decision: Any, best: Mapping[str, np.ndarray], full: int, seed: int) -> dict[str, Any]:
+def compare(experts: AnyExperts, decision: Any, best: Answers, full: int, seed: int) -> dict[str, Any]:
     """Return one run of the autopilot beside the best of the grid, on test questions."""
     own = test_answers(experts, decision.best_recipe)
     variance = sum(float((best[task] - own[task]).var(ddof=1)) / len(own[task]) for task in own) / len(own) ** 2
@@ -205,24 +228,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "validation": {name: len(task.validation) for name, task in experts.tasks.items()},
         "test": {name: len(task.test) for name, task in experts.tasks.items()},
     }
-    results = known(options.json, about, experts) or {
-        **about,
-        "grid": measure_grid(experts, methods, scales),
-        "runs": [],
-        "spoilt": [],
-    }
+    results = known(options.json, about, experts)
+    if not results:
+        grid, answers = measure_grid(experts, methods, scales)
+        results = {**about, "grid": grid, "runs": [], "spoilt": []}
+        results["luck"] = measure_luck(experts, grid, answers, grid_answers(experts, best_of(grid)))
     if options.fresh:
         results |= {"runs": [], "spoilt": []}
     grid = results["grid"]
     results["full"] = full = len(grid) * sum(results["validation"].values())
-    best = best_answers(experts, grid)
-    first = max(grid, key=lambda row: row["accuracy"])
+    first = best_of(grid)
+    best = grid_answers(experts, first)
     results["best"] = {
         "label": f"{first['method']} scale={first['scale']:g}",
         "validation": first["accuracy"],
         "test": mean(best),
         "error": objective_error(Objective("mean", {task: 1 / len(best) for task in best}), best),
     }
+    record(options.json, results, seeds_of(results), added=True)
     done = {run["seed"] for run in results["runs"]}
     for seed in options.seeds[:1] if options.quick else options.seeds:
         if seed in done:

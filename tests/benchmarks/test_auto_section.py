@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -42,6 +43,22 @@ def test_the_goal_is_met_only_within_the_error_and_the_share() -> None:
     for change in ({"behind": 0.03}, {"share": 0.11}):
         run = RESULTS["runs"][0] | change
         assert ": not met." in text_of(RESULTS | {"runs": [RESULTS["runs"][0], run]})
+
+
+def test_the_luck_of_the_grid_is_beside_that_of_the_autopilot() -> None:
+    assert "luck" not in text_of(RESULTS)
+    assert "in 3 of 4 cases, and on average 1.5 points behind" in text_of(RESULTS | {"luck": [0.0, 0.02, -0.01, 0.05]})
+
+
+def test_the_winners_of_samples_are_compared_on_test_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row is right where the other is wrong, so that the sample decides between them."""
+    right = np.arange(10) < 6
+    answers = [{"a": right.astype(float)}, {"a": (~right).astype(float)}]
+    tests = {"first": {"a": np.ones(4)}, "second": {"a": np.zeros(4)}}
+    monkeypatch.setattr(auto, "grid_answers", lambda experts, row: tests[row["method"]])
+    luck = auto.measure_luck(None, [{"method": "first"}, {"method": "second"}], answers, tests["first"])
+    assert set(luck) == {0.0, 1.0}
+    assert 0.5 < luck.count(0.0) / auto.SAMPLES < 0.95
 
 
 def test_a_culprit_that_is_not_named_is_said_to_be_so() -> None:

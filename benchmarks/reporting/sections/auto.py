@@ -35,6 +35,13 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
         f"(within one standard error at 10 % of the questions): "
         f"{'met' if len(close) == len(runs) and share <= GOAL else 'not met'}."
     )
+    if luck := results.get("luck"):
+        same = sum(behind <= best["error"] for behind in luck)
+        yield Text(
+            f"How much of this is luck: on other samples of as many {questions} (drawn with replacement), the best of "
+            f"the grid is within one standard error of this one, or better, in {same} of {len(luck)} cases, and on "
+            f"average {100 * sum(luck) / len(luck):.1f} points behind it."
+        )
     cells = [
         [
             str(run["seed"]),
