@@ -73,12 +73,11 @@ def mean(answers: Answers) -> float:
     return float(np.mean([own.mean() for own in answers.values()]))
 
 
-def measure_grid(
-    experts: AnyExperts, methods: Sequence[str], scales: Sequence[float]
-) -> tuple[list[dict[str, Any]], list[Answers]]:
-    """Return the validation accuracy of every method at every scale, and the answers."""
+def measure_grid(experts: AnyExperts, methods: Sequence[str], scales: Sequence[float]) -> dict[str, Any]:
+    """Return the validation accuracy of every method at every scale, and how lucky the best of them is."""
     everything = {name: range(len(task.validation)) for name, task in experts.tasks.items()}
-    rows, answers = [], []
+    rows: list[dict[str, Any]] = []
+    answers: list[Answers] = []
     for method in methods:
         vector = experts.task_vector(method, list(experts.experts))
         for scale in scales:
@@ -86,7 +85,7 @@ def measure_grid(
             rows.append({"method": method, "scale": scale, "accuracy": mean(answers[-1])})
         best = max((row for row in rows if row["method"] == method), key=lambda row: row["accuracy"])
         print(f"grid: {method} {best['accuracy']:.4f} at scale {best['scale']:g}", flush=True)
-    return rows, answers
+    return {"grid": rows, "luck": measure_luck(experts, rows, answers, grid_answers(experts, best_of(rows)))}
 
 
 def measure_luck(
@@ -229,12 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "test": {name: len(task.test) for name, task in experts.tasks.items()},
     }
     results = known(options.json, about, experts)
-    if not results:
-        grid, answers = measure_grid(experts, methods, scales)
-        results = {**about, "grid": grid, "runs": [], "spoilt": []}
-        results["luck"] = measure_luck(experts, grid, answers, grid_answers(experts, best_of(grid)))
-    if options.fresh:
-        results |= {"runs": [], "spoilt": []}
+    if options.fresh or not results:
+        results = {**(results or about | measure_grid(experts, methods, scales)), "runs": [], "spoilt": []}
     grid = results["grid"]
     results["full"] = full = len(grid) * sum(results["validation"].values())
     first = best_of(grid)

@@ -26,7 +26,7 @@ from merganser.tuning.autopilot.defaults import choose_default
 from merganser.tuning.autopilot.exams import Exam, exam_of_batches, exam_of_score, exam_of_tasks
 from merganser.tuning.autopilot.looking import LEFT_OUT, Remark, look
 from merganser.tuning.autopilot.merges import Merges
-from merganser.tuning.held_out import Data, HeldOutScore, Models, TaskHeads, held_out_score, label
+from merganser.tuning.held_out import Data, Models, TaskHeads, held_out_score, label
 from merganser.tuning.validation import Validation
 
 
@@ -36,7 +36,7 @@ def auto(
     *,
     data: Data | Sequence[Task] | None = None,
     heads: TaskHeads | None = None,
-    score: HeldOutScore | None = None,
+    score: Callable[..., Any] | None = None,
     items: int | Mapping[str, int] | None = None,
     methods: Sequence[str] | None = None,
     budget: str | int | None = None,
