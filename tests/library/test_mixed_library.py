@@ -232,6 +232,10 @@ def test_report_adds_up(models, tmp_path):
     assert {row.tensor for row in rows} == set(FLOATS)
     lost = sum(row.error for row in rows) / sum(row.energy for row in rows)
     assert 1 - lost == pytest.approx(library.manifest.experts["math"].energy, abs=1e-3)
+    base, expert, stored = mg.open(models["base"]), mg.open(experts(models)["math"]), library.expert("math")
+    for row in rows:
+        change, missing = (expert[row.tensor] - other[row.tensor] for other in (base, stored))
+        assert row.lost == pytest.approx(float(missing.square().sum() / change.square().sum()), abs=1e-3), row.tensor
     layers = by_layer(rows)
     assert [layer.layer for layer in layers if layer.layer in ("a", "b")] == ["a", "b"]
     assert layer_of("h.11.mlp.0.weight") == "h.11.mlp.0"
