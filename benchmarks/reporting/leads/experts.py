@@ -75,9 +75,11 @@ def mergeability(results: Mapping[str, Any]) -> str:
 def autopilot(results: Mapping[str, Any]) -> str:
     runs, best = results["runs"], results["best"]
     close = sum(run["behind"] <= best["error"] for run in runs)
+    behind = 100 * sum(run["behind"] for run in runs) / len(runs)
     return (
-        f"`merganser auto` finds a merge about as good as the best of a full grid ({close} of {len(runs)} runs within "
-        f"one standard error) for {between([100 * run['share'] for run in runs], 0)} % of its questions."
+        f"For {between([100 * run['share'] for run in runs], 0)} % of the questions of a full grid, `merganser auto` "
+        f"finds a merge whose test accuracy is {abs(behind):.1f} points {'below' if behind > 0 else 'above'} that of "
+        f"the grid's best on average ({close} of {len(runs)} runs within one standard error)."
     )
 
 
