@@ -7,9 +7,10 @@ barrier is the loss of the mean network less the mean loss of its ends, in the p
 of training inputs. "weights" needs no data, "activations" the same 8 batches. "outputs" and "loss" learn the maps by
 the straight-through estimator, in 200 steps for either group of maps: "outputs" makes the midpoint predict what the two
 networks predict on average, on the same 8 batches without labels; "loss" lowers its loss on 40 labelled ones. Every
-pair of seeds is matched by itself; three seeds or more are also matched jointly in a universe (not by learning), and
-the mean of all is scored. Goal: half the barrier of permutations found in the same way. The guard is the median cosine
-of initial and trained weight matrices. With some of the kinds or sources, what the file has of the others stays.
+pair of seeds is matched by itself; three seeds or more are also matched jointly, in a universe or (by "outputs") to
+the first, and the mean of all is scored. Goal: half the barrier of permutations found in the same way. The guard is the
+median cosine of initial and trained weight matrices. With some of the kinds or sources, what the file has of the others
+stays.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ RATES = {"permutation": 3e-3, "orthogonal": 0.03}
 
 
 def aligned(networks: Sequence[nn.Module], known: Symmetry, source: str, kind: str, many: list[Batch]) -> Universe:
-    """Two models: the second matched to the first. More of them: a universe."""
+    """Two models, or maps that are learned: the others matched to the first. Else a universe."""
     inputs = [batch for batch, _ in many[:FEW]]
+    options: dict[str, Any] = {"workers": 1}
+    if source in LEARNED:
+        count, epochs = LEARNED[source]
+        batches = many[:count] if source == "loss" else [(x, mean_prediction(networks, x)) for x in inputs]
+        options |= {"batches": batches, "loss": cross_entropy, "epochs": epochs, "learning_rate": RATES[kind]}
+        return match_to_reference(networks, known, method="ste", **options)
+    options |= {"batches": inputs} if source == "activations" else {}
     if len(networks) > 2:
-        return universe(networks, known, batches=inputs if source == "activations" else None, workers=1)
-    if source == "weights":
-        return match_to_reference(networks, known, workers=1)
-    if source == "activations":
-        return match_to_reference(networks, known, method=source, batches=inputs, standardize=True, workers=1)
-    count, epochs = LEARNED[source]
-    batches = many[:count] if source == "loss" else [(x, mean_prediction(networks, x)) for x in inputs]
-    options = {"batches": batches, "loss": cross_entropy, "epochs": epochs, "learning_rate": RATES[kind]}
-    return match_to_reference(networks, known, method="ste", workers=1, **options)
+        return universe(networks, known, **options)
+    return match_to_reference(networks, known, method=source, **options)
 
 
 def mean_prediction(networks: Sequence[nn.Module], inputs: Tensor) -> Tensor:
@@ -77,8 +78,7 @@ def barriers(
         known = symmetry(networks[0], batches[0][:2], kind="orthogonal" if kind == "orthogonal" else "permutation")
         if kind == "plain":
             known = known.pin("*")
-        possible = [source for source in SOURCES if len(networks) == 2 or source not in LEARNED]
-        possible = possible[:1] if kind == "plain" else possible
+        possible = SOURCES[: 1 if kind == "plain" else 4 if len(networks) == 2 else 3]
         for source in (source for source in possible if source in sources):
             found = aligned(networks, known, source, kind, many)
             middle = type(networks[0])()
