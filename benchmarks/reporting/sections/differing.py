@@ -18,7 +18,8 @@ def zipped(results: Mapping[str, Any]) -> Iterator[Part]:
             "that of each head on its five classes. Zipping groups units of both networks by the correlation of their "
             "activations; permutations pair them one to one by the same. BatchNorm is reset in all of them. The heads "
             "of the ensemble were never compared in training, so its joint accuracy is no upper bound. How units are "
-            "grouped (complete linkage) was chosen among four ways on 800 of these test images."
+            "grouped (complete linkage) was chosen among four ways on 800 of these test images. Every row of this "
+            "section is one pair of networks, so that it has no spread over seeds."
         )
         cells = [
             [row["method"], row["separate"], percent(row["joint"]), percent(row["own"]), f"{row['weights']:,}"]
