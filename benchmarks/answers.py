@@ -51,6 +51,12 @@ class Score:
     mean: float
     error: float
 
+    @classmethod
+    def of(cls, values: np.ndarray) -> Score:
+        """The mean of independent values, with the standard error that their spread gives; without one, of one."""
+        error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+        return cls(float(values.mean()), error)
+
     @property
     def clear(self) -> bool:
         """Whether the mean is more than two standard errors from zero."""

@@ -144,8 +144,10 @@ def ensembling(setting: Setting) -> dict[str, Any]:
 def federation(setting: Setting) -> dict[str, Any]:
     train, test = load_images("cifar10", setting.data, setting.cache)
     if setting.quick:
-        return federated.table(train.head(500), test.head(500), (0,), epochs=(1,), rounds=2)
-    return federated.table(train.head(2000), test.head(2000), (0, 1))
+        train, test = train.head(500), test.head(500)
+        return {"images": 500, "runs": federated.table(train, test, repeats=1, epochs=(1,), rounds=2)}
+    train, test = train.head(2000), test.head(2000)
+    return {"images": len(train), "runs": federated.table(train, test, repeats=5)}
 
 
 def transport(setting: Setting) -> dict[str, Any]:

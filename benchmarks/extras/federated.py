@@ -77,6 +77,29 @@ class Federation:
         """Train every client from its start."""
         return [self.train(client, start, epochs, seed) for client, start in enumerate(starts)]
 
+    def rounds(self, first: list[State], epochs: int, seed: int, count: int) -> dict[str, list[float]]:
+        """Return the accuracy of the global model after every round, by way to average; all share the first clients."""
+        symmetry = align.symmetry(network(0), torch.zeros(2, 3, 16, 16))
+        examples = [len(share) for share in self.shares]
+        clients = dict.fromkeys(WAYS, first)
+        models: dict[str, State] = {}
+        scores: dict[str, list[float]] = {way: [] for way in WAYS}
+        for turn in range(1, count + 1):
+            for way, method in WAYS.items():
+                if method is None:
+                    models[way] = average(clients[way], examples)
+                else:
+                    models[way] = fed.aggregate(clients[way], examples, symmetry, models.get(way), method=method)
+                scores[way].append(self.accuracy(models[way]))
+            if turn == count:
+                break
+            for place, way in enumerate(WAYS):
+                # Ways with the same model have the same clients; those of one initialisation often do.
+                twin = next((other for other in list(WAYS)[:place] if _equal(models[other], models[way])), None)
+                starts = [models[way]] * CLIENTS
+                clients[way] = clients[twin] if twin else self.clients(starts, epochs, seed + 100 * turn)
+        return scores
+
 
 def network(seed: int) -> nn.Module:
     torch.manual_seed(seed)
@@ -87,38 +110,29 @@ def _halved(split: Split) -> Tensor:
     return F.avg_pool2d(split.normalise(split.images), 2).contiguous()
 
 
+def _equal(first: State, second: State) -> bool:
+    return all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
 def table(
-    train: Split, test: Split, seeds: Sequence[int], epochs: Sequence[int] = (1, 5, 20), rounds: int = 3
-) -> dict[str, dict[str, float]]:
-    """Mean accuracy of the global model by round over seeds (data, initialisations and batches), and the deviation of
-    the last; one row for each kind of start, number of local epochs and way to average.
+    train: Split, test: Split, repeats: int, epochs: Sequence[int] = (1, 5, 20), rounds: int = 3
+) -> dict[str, list[list[float]]]:
+    """Return the accuracy of the global model by repeat (data, initialisations and batches of a seed) and round.
+
+    One entry for each kind of start, number of local epochs and way to average; for clients alone, the mean of theirs
+    after the first round.
     """
-    symmetry = align.symmetry(network(0), torch.zeros(2, 3, 16, 16))
-    runs: dict[str, list[list[float]]] = {}
-    for seed in seeds:
+    found: dict[str, list[list[float]]] = {}
+    for seed in range(repeats):
         drawn = Federation.drawn(train, test, seed)
-        examples = [len(share) for share in drawn.shares]
         own = [state_of(network(1000 * (seed + 1) + client)) for client in range(CLIENTS)]
         for start in STARTS:
             for local in epochs:
-                # The first round is the same for all ways.
                 first = drawn.clients(own if start == "different" else own[:1] * CLIENTS, local, seed)
                 alone = statistics.mean(drawn.accuracy(state) for state in first)
-                runs.setdefault(f"{start}: {local}: clients alone", []).append([alone])
-                for way, method in WAYS.items():
-                    states, scores = first, []
-                    model: State | None = None
-                    for turn in range(1, rounds + 1):
-                        if method is None:
-                            model = average(states, examples)
-                        else:
-                            model = fed.aggregate(states, examples, symmetry, model, method=method)
-                        scores.append(drawn.accuracy(model))
-                        if turn < rounds:
-                            states = drawn.clients([model] * CLIENTS, local, seed + 100 * turn)
-                    runs.setdefault(f"{start}: {local}: {way}", []).append(scores)
-    return {
-        name: {f"round_{i}": statistics.mean(scores) for i, scores in enumerate(zip(*own_runs, strict=True), 1)}
-        | {"spread": statistics.pstdev(scores[-1] for scores in own_runs)}
-        for name, own_runs in runs.items()
-    }
+                ways = {"clients alone": [alone]} | drawn.rounds(first, local, seed, rounds)
+                for way, scores in ways.items():
+                    found.setdefault(f"{start}: {local}: {way}", []).append(scores)
+                    shown = " ".join(f"{score:.3f}" for score in scores)
+                    print(f"repeat {seed}, {start}, {local} epochs, {way}: {shown}", flush=True)
+    return found

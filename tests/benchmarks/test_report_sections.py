@@ -108,9 +108,12 @@ EXTRAS = {
     "references": {"model 0": {"objective": 1.0, "accuracy": 0.6}, "C²M³": {"objective": 2.0, "accuracy": 0.7}},
     "orders": {"best first": {"objective": 1.0, "accuracy": 0.6}},
     "federated": {
-        f"{start}: 5: {way}": {"round_1": score, "round_2": 0.7, "spread": 0.1}
-        for start in ("same", "different")
-        for way, score in {"clients alone": 0.4, "FedAvg": 0.2, "aligned in a universe": 0.5}.items()
+        "images": 500,
+        "runs": {
+            f"{start}: 5: {way}": [[0.1, score], [0.1, score + 0.02]][: 1 if way == "clients alone" else 2]
+            for start, gain in (("same", 0.0), ("different", 0.3))
+            for way, score in {"clients alone": 0.4, "FedAvg": 0.2, "aligned in a universe": 0.2 + gain}.items()
+        },
     },
     "transport": {"Fashion-MNIST: target itself": {"new_task": 0.1, "old_task": 0.9}},
 }
@@ -385,6 +388,14 @@ def test_the_goal_of_mergeability_needs_held_out_pairs_to_be_ranked() -> None:
     said = text_of("mergeability", MERGEABILITY | {"pairs": turned})
     assert "on held-out pairs and methods): met." in said
     assert "The same goal on another backbone: not met." in said
+
+
+def test_clients_are_compared_repeat_by_repeat() -> None:
+    said = text_of("single_task_extras", EXTRAS)
+    assert "alignment changes this by **+30.0 ± 0.0** points with clients aligned in a universe" in said
+    assert "clients that start together stay aligned" in said
+    runs = EXTRAS["federated"]["runs"] | {"same: 5: aligned in a universe": [[0.1, 0.2], [0.1, 0.3]]}
+    assert "stay aligned" not in text_of("single_task_extras", EXTRAS | {"federated": {"images": 500, "runs": runs}})
 
 
 def test_rounds_are_compared_with_task_arithmetic_seed_by_seed() -> None:

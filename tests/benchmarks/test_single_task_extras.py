@@ -116,9 +116,27 @@ def test_federated_rounds():
     split = Split(images, torch.randint(0, 10, (200,)), torch.tensor([0.5] * 3), torch.tensor([0.3] * 3))
     drawn = federated.Federation.drawn(split, split, 0)
     assert sorted(torch.cat(drawn.shares).tolist()) == list(range(200))
-    rows = federated.table(split, split, (0,), epochs=(1,), rounds=2)
+    rows = federated.table(split, split, 2, epochs=(1,), rounds=2)
     assert set(rows) == {f"{s}: 1: {w}" for s in federated.STARTS for w in ("clients alone", *federated.WAYS)}
-    assert set(rows["same: 1: FedAvg"]) == {"round_1", "round_2", "spread"}
+    assert [len(scores) for scores in rows["same: 1: FedAvg"]] == [2, 2]
+    assert [len(scores) for scores in rows["same: 1: clients alone"]] == [1, 1]
+
+
+def test_clients_of_equal_models_are_trained_once(monkeypatch):
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (60, 32, 32, 3), dtype=torch.uint8)
+    split = Split(images, torch.randint(0, 10, (60,)), torch.tensor([0.5] * 3), torch.tensor([0.3] * 3))
+    drawn = federated.Federation.drawn(split, split, 0)
+    train, calls = federated.Federation.clients, []
+    monkeypatch.setattr(federated.Federation, "clients", lambda *given: calls.append(given) or train(*given))
+    own = [federated.state_of(federated.network(client)) for client in range(federated.CLIENTS)]
+    together = drawn.rounds(own[:1] * federated.CLIENTS, 1, 0, 2)
+    assert together["FedAvg"] == together["aligned in a universe"] == together["aligned to the global model"]
+    assert len(calls) == 1
+    apart = drawn.rounds(own, 1, 0, 2)
+    assert len(calls) == 4
+    plain = federated.average(own, [len(share) for share in drawn.shares])
+    assert apart["FedAvg"][0] == drawn.accuracy(plain)
 
 
 def test_transport_to_a_scrambled_base_is_exact(models, symmetry, split):
