@@ -17,7 +17,7 @@ transport    a task vector fine-tuned on one base, applied to another
 
 MLPs of `benchmarks.zoo.vision` on MNIST, or ResNet20 with BatchNorm on CIFAR-10 (the first four tables, accuracies with
 BatchNorm statistics recomputed); those of the seeds 0 … 4 that are trained. What the JSON file holds already and was
-not asked for with --only is kept. About ten minutes on one thread.
+not asked for with --only is kept. Twenty minutes on one thread, half of them for the clients.
 """
 
 from __future__ import annotations

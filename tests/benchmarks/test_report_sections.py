@@ -11,6 +11,7 @@ import pytest
 from benchmarks.answers import pack
 from benchmarks.reporting import drawing, markdown
 from benchmarks.reporting.formats import against
+from benchmarks.reporting.leads import LEADS
 from benchmarks.reporting.parts import Figure, Table, Text
 from benchmarks.reporting.sections import SECTIONS, adaptive
 from benchmarks.reporting.sections.multi_task import quality
@@ -302,6 +303,14 @@ def test_merges_of_resnets_are_compared_image_by_image_and_judged() -> None:
     assert "with 5 networks: not met (C²M³ on activations, 56.7 %)" in said
     assert "two standard errors: not met (+1.0 ± " in said
     assert "because only 3 networks have been merged" in text_of(name, resnets(3, ours=0.7))
+
+
+def test_the_match_that_needs_nothing_is_named_unless_another_is_clearly_better() -> None:
+    lead = LEADS["single_task_resnet20-bn"]
+    results = resnets(3, ours=0.7)
+    assert "With C²M³ on activations and REPAIR, the mean of 3 ResNet20 keeps 78 %" in lead(results)
+    results["3"] = results["3"] | {"C²M³": {"repaired_accuracy": 0.69}}
+    assert "With C²M³ and REPAIR, the mean of 3 ResNet20 keeps 77 %" in lead(results)
 
 
 def test_the_precision_of_training_is_told_where_it_is_not_float32() -> None:
