@@ -167,7 +167,7 @@ def test_input_is_checked_before_any_work(models, tmp_path, monkeypatch):
     extract_lora(tuned, base, tmp_path / "a", rank=2, dtype="fp16")
     assert load_file(tmp_path / "a/adapter_model.safetensors").popitem()[1].dtype == torch.float16
     library = Library.build(base, {"e": tuned}, tmp_path / "lib", rank_fraction=0.25)
-    for function in ("lora.top_svd", "adapter_merging.merge_pairs", "lora.task_matrix"):
+    for function in ("lora.leading_svd", "adapter_merging.merge_pairs", "lora.task_matrix"):
         monkeypatch.setattr(f"merganser.library.{function}", lambda *_: pytest.fail("work began"))
     for rank in (0, -1):
         with pytest.raises(InputError, match="rank of at least 1"):

@@ -4,8 +4,13 @@ import pytest
 import torch
 
 from benchmarks import published
-from benchmarks.lowrank import RULES, task_matrix
+from benchmarks.lowrank import RULES as PUBLISHED
+from benchmarks.lowrank import task_matrix
 from merganser.methods.base import Group
+from merganser.methods.spectral import STAR
+from merganser.methods.wudi import WUDI
+
+RULES = {**PUBLISHED, "star": STAR, "wudi": WUDI}
 
 
 def merge(method, deltas, **options):
@@ -21,7 +26,7 @@ def deltas(request):
     return [task_matrix(request.param, seed) for seed in range(4)]
 
 
-@pytest.mark.parametrize("method", list(RULES))
+@pytest.mark.parametrize("method", list(PUBLISHED))
 def test_merges_are_within_1e_4_of_the_published_ones(method, deltas):
     wanted = published.METHODS[method]([delta.double() for delta in deltas])
     quick, exact = merge(method, deltas), merge(method, deltas, exact=True)
@@ -30,7 +35,7 @@ def test_merges_are_within_1e_4_of_the_published_ones(method, deltas):
     assert quick.dtype == exact.dtype == torch.float32
 
 
-@pytest.mark.parametrize("method", list(RULES))
+@pytest.mark.parametrize("method", list(PUBLISHED))
 def test_low_rank_experts_are_merged_as_exactly_as_before(method):
     """LoRA-like differences: float32 could not tell their rank, so nothing is taken from it."""
     rng = torch.Generator().manual_seed(0)
@@ -63,3 +68,22 @@ def test_an_expert_that_is_there_twice(seed, distance):
     twin, other, noise = torch.randn(3, 640, 512, generator=torch.Generator().manual_seed(seed))
     experts = [twin, twin + distance * noise, other]
     assert error(merge("tsv", experts), merge("tsv", experts, exact=True)) < 1e-4
+
+
+def test_star_keeps_the_leading_components_of_large_matrices(deltas):
+    wanted = 0
+    for delta in deltas:
+        u, s, vh = torch.linalg.svd(delta.double(), full_matrices=False)
+        r = 1 + int((s.cumsum(0) < 0.1 * s.sum()).sum())
+        wanted = wanted + (u[:, :r] * s[:r]) @ vh[:r] * (s.sum() / s[:r].sum()) / len(deltas)
+    assert error(merge("star", deltas, nuclear_share=0.1), wanted) < 1e-4
+
+
+@pytest.mark.parametrize("damping", [1e-6, 1e-3, 1e-2])
+def test_wudi_finds_the_minimum_of_large_matrices(deltas, damping):
+    wide = [delta.double() for delta in deltas]
+    grams = [delta.T @ delta / delta.square().sum() for delta in wide]
+    start, curvature = sum(wide), sum(grams)
+    ridge = curvature + damping * curvature.norm() * torch.eye(len(curvature))
+    gap = sum(delta @ gram for delta, gram in zip(wide, grams, strict=True)) - start @ curvature
+    assert error(merge("wudi", deltas, damping=damping), start + gap @ torch.linalg.inv(ridge)) < 1e-4

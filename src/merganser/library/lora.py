@@ -23,7 +23,8 @@ from merganser.engine.adapter_origin import AdapterOrigin
 from merganser.engine.directories import paths_in
 from merganser.engine.publishing import check_out
 from merganser.errors import InputError
-from merganser.kernels.spectra import Factors, spectrum, top_svd
+from merganser.kernels.leading import leading_svd
+from merganser.kernels.spectra import Factors, spectrum
 from merganser.library.adapter_modules import AdapterModules
 from merganser.library.adapter_writing import (
     DTYPES,
@@ -276,7 +277,7 @@ class _Draft:
             self._leave(name)
         else:
             matrix = as_matrix(delta)
-            found = top_svd(matrix, rank) if factors is None else factors.truncate(rank)
+            found = leading_svd(matrix, rank) if factors is None else factors.truncate(rank)
             window = tuple(spec.shape[2:]) if role == "convolution" else ()
             update = self.updates[name] = StoredUpdate(balanced(found), role, window)
             self.lost += float((matrix.double() - update.product(self.dtype)).square().sum())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from merganser.kernels.spectra import top_svd
+from merganser.kernels.leading import leading_svd
+from merganser.kernels.spectra import spectrum, top_svd
 from merganser.lazy import torch
 from merganser.methods.matrices import MatrixRule, WeightedDeltas, sum_of
 from merganser.methods.parameters import param
@@ -74,7 +75,8 @@ class STAR(MatrixRule):
     """Spectral truncate and rescale: the mean over tasks of the top components of each Δ_t.
 
     Rank r_t is the least with Σ_{r≤r_t} σ_r ≥ `nuclear_share` · ‖Δ_t‖_*; the kept values are scaled by
-    ‖Δ_t‖_* / Σ_{r≤r_t} σ_r so that every task keeps its nuclear norm. Lee et al. 2025, STAR (arXiv:2502.10339).
+    ‖Δ_t‖_* / Σ_{r≤r_t} σ_r so that every task keeps its nuclear norm. Large matrices are decomposed in float32 with a
+    measured error (`merganser.kernels.leading`). Lee et al. 2025, STAR (arXiv:2502.10339).
     """
 
     name = "star"
@@ -85,15 +87,15 @@ class STAR(MatrixRule):
     def combine(self, deltas: WeightedDeltas) -> Tensor:
         merged = deltas.zeros(torch.float64)
         for delta in deltas:
-            full = top_svd(delta, min(deltas.shape))
-            if full.rank:
-                kept = full.truncate(reaching(full.s, self.nuclear_share))
-                merged += kept.matrix() * (full.s.sum() / kept.s.sum())
+            values = spectrum(delta)
+            if values.any():
+                kept = leading_svd(delta, reaching(values, self.nuclear_share))
+                merged += kept.matrix() * (values.sum() / kept.s.double().sum())
         return (merged / len(deltas)).to(deltas.dtype)
 
 
 def reaching(s: Tensor, share: float) -> int:
-    """Return the smallest number of leading values whose sum is `share` of the total; at least 1."""
+    """Return the smallest number of leading values whose sum is `share` of the total up to rounding; at least 1."""
     cumulative = torch.cumsum(s, dim=0)
-    target = share * cumulative[-1] * (1 - 1e-12)
+    target = share * cumulative[-1] * (1 - 1e-7)
     return min(s.numel(), 1 + int((cumulative < target).sum()))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from merganser.checkpoints.base import TensorSpec
+from merganser.kernels.leading import LARGE
+from merganser.kernels.spectra import gram, mirror
 from merganser.lazy import torch
 from merganser.methods.matrices import MatrixRule, WeightedDeltas, matrix_shape, sum_of
 from merganser.methods.parameters import param
@@ -13,6 +15,9 @@ from merganser.methods.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+#: Damping from which the minimum is well-conditioned enough for float32.
+DAMPED = 1e-3
 
 
 @register
@@ -38,19 +43,24 @@ class WUDI(MatrixRule):
     learning_rate: float = param(1e-5, "learning rate of the iterative solver", low=0)
 
     def combine(self, deltas: WeightedDeltas) -> Tensor:
-        total = sum_of(iter(deltas))
+        total = sum_of(iter(deltas)).to(self._precision(deltas))
         columns = total.shape[1]
         curvature = total.new_zeros(columns, columns)
         target = torch.zeros_like(total)
         for delta in deltas:
-            wide = delta.double()
-            norm = wide.square().sum()
+            wide = delta.to(total.dtype)
+            norm = delta.double().square().sum()
             if norm > 0:
-                own = wide.T @ wide / norm
+                own = mirror(gram(wide, dtype=wide.dtype)) / norm
                 curvature += own
-                target += wide @ own
+                target.addmm_(wide, own)
         solve = self._closed if self.solver == "closed" else self._descend
         return solve(total, curvature, target).to(deltas.dtype)
+
+    def _precision(self, deltas: WeightedDeltas) -> torch.dtype:
+        """Return float32 for large matrices if it is enough: the penalty limits the condition of C + ρ ‖C‖ I to 1/ρ."""
+        narrow = self.solver == "closed" and self.damping >= DAMPED and deltas.dtype == torch.float32
+        return torch.float32 if narrow and min(deltas.shape) >= LARGE else torch.float64
 
     def scratch(self, spec: TensorSpec, models: int) -> int:
         """Return the memory of squares of the input side, besides a few matrices."""
