@@ -6,8 +6,10 @@ in one run:
 - tsv, iso_c and iso_cts against the published algorithms done with `torch.linalg.svd` in float32, on the matrices of
   transformer blocks, in turns: seconds, processor seconds, memory beyond the inputs in matrices, and the error of both
   against float64. Goals for tsv at T = 8: ≥ 8× over the matrices of a ViT-L and of a Llama-1B block, ≥ 10× for a matrix
-  of Llama-8B, error ≤ 1e-4, memory ≤ 4 matrices. For Llama-8B, and with --extrapolate for all, one SVD of a task
-  matrix and those of the concatenated factors are timed, and the former is taken T times;
+  of Llama-8B, error ≤ 1e-4, memory ≤ 4 matrices. docs/scaling.md has what the products and eigenvectors alone take: on
+  the processor measured there, 8× asks for all else to cost next to nothing, and square matrices cannot do with 4.
+  For Llama-8B, and with --extrapolate for all, one SVD of a task matrix and those of the concatenated factors are
+  timed, and the former is taken T times;
 - peak memory of a streamed TSV-Merge for many layers over that for few. Goal: 1;
 - the size of a library of 20 experts with its base over the base alone, the energy it keeps, and the time to rebuild
   one expert over that of copying the base. Goals: ≤ 2.0 and ≤ 3.
