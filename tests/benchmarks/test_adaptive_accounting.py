@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.adaptive_accounting import Cost, core_cost, cost_of_merging, measure, multiply_adds, stored
 from merganser.routing.adaptive import AdaptiveModel
-from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
+from support.expert_nets import WIDTH, heads_of, small_library
 
 TASKS = ("a", "b", "c")
 LAYER = "blocks.1.up"
@@ -14,9 +14,7 @@ LINEAR = 2 * WIDTH * WIDTH
 
 @pytest.fixture
 def model(tmp_path):
-    base = encoder()
-    experts = {task: expert_of(base, seed, rank=2) for seed, task in enumerate(TASKS, start=1)}
-    library = library_of(tmp_path, base, experts, rank_fraction=0.125)
+    base, library = small_library(tmp_path, TASKS)
     return AdaptiveModel(base, library, heads_of(TASKS), layer=LAYER, top=1)
 
 

@@ -9,16 +9,14 @@ from merganser.modules.inputs import Inputs
 from merganser.routing.baselines import Oracle, Smile, Static, TwinMerging, WeMoE
 from merganser.routing.composition import applied
 from merganser.routing.routers import MlpRouter
-from support.expert_nets import WIDTH, Encoder, encoder, expert_of, heads_of, library_of
+from support.expert_nets import WIDTH, Encoder, heads_of, small_library
 
 TASKS = ("a", "b", "c")
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    base = encoder()
-    experts = {task: expert_of(base, seed, rank=2) for seed, task in enumerate(TASKS, start=1)}
-    library = library_of(tmp_path_factory.mktemp("baselines"), base, experts, rank_fraction=0.125)
+    base, library = small_library(tmp_path_factory.mktemp("baselines"), TASKS)
     return base, library, heads_of(TASKS)
 
 

@@ -3,14 +3,12 @@
 import pytest
 
 from merganser.routing.adaptive import AdaptiveModel
-from support.expert_nets import encoder, expert_of, library_of
+from support.expert_nets import small_library
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    base = encoder()
-    experts = {task: expert_of(base, seed, rank=4) for seed, task in enumerate("abc", start=1)}
-    return base, library_of(tmp_path_factory.mktemp("caching"), base, experts, rank_fraction=0.25)
+    return small_library(tmp_path_factory.mktemp("caching"), rank=4)
 
 
 def test_sets_have_no_order(built):

@@ -9,7 +9,7 @@ from torch import nn
 
 from merganser.errors import InputError
 from merganser.routing import AdaptiveModel, MlpRouter, Oracle, Prediction, Smile, Static, TwinMerging, WeMoE
-from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
+from support.expert_nets import WIDTH, heads_of, small_library
 
 TASKS = ("a", "b", "v1.5")
 LAYER = "blocks.1.up"
@@ -17,9 +17,7 @@ LAYER = "blocks.1.up"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    base = encoder()
-    experts = {task: expert_of(base, seed, rank=2) for seed, task in enumerate(TASKS, start=1)}
-    return base, library_of(tmp_path_factory.mktemp("modules"), base, experts, rank_fraction=0.125)
+    return small_library(tmp_path_factory.mktemp("modules"), TASKS)
 
 
 @pytest.fixture

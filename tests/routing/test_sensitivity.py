@@ -8,16 +8,14 @@ from merganser.routing.adaptive import AdaptiveModel
 from merganser.routing.layers import sweep_layers
 from merganser.routing.routers import MlpRouter
 from merganser.routing.sensitivity import accuracy, sweep_choice, sweep_redundancy
-from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
+from support.expert_nets import WIDTH, heads_of, small_library
 
 TASKS = ("a", "b", "c")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    base = encoder()
-    experts = {task: expert_of(base, seed, rank=2) for seed, task in enumerate(TASKS, start=1)}
-    library = library_of(tmp_path_factory.mktemp("sensitivity"), base, experts, rank_fraction=0.125)
+    base, library = small_library(tmp_path_factory.mktemp("sensitivity"), TASKS)
     return AdaptiveModel(base, library, heads_of(TASKS), layer="blocks.1.up", top=1)
 
 

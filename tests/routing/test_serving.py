@@ -29,7 +29,7 @@ from merganser.routing.batching import Batcher, Busy, Closed, Limits
 from merganser.routing.requests import Refused, cast_inputs
 from merganser.routing.routers import ProjectionRouter
 from merganser.routing.serving import create_app
-from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
+from support.expert_nets import WIDTH, heads_of, small_library
 from support.servers import Running
 
 fastapi = pytest.importorskip("fastapi")
@@ -41,9 +41,7 @@ LABELS = {"a": ["no", "yes"], "b": ["x", "y", "z"], "c": list("pqrs")}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    base = encoder()
-    experts = {task: expert_of(base, seed, rank=2) for seed, task in enumerate(TASKS, start=1)}
-    library = library_of(tmp_path_factory.mktemp("serving"), base, experts, rank_fraction=0.125)
+    base, library = small_library(tmp_path_factory.mktemp("serving"), TASKS)
     return AdaptiveModel(base, library, heads_of(TASKS), layer="blocks.1.up")
 
 

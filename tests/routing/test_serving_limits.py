@@ -14,7 +14,7 @@ import torch
 from merganser.errors import InputError
 from merganser.routing import AdaptiveModel, Limits, create_app, create_server
 from merganser.routing.listening import Connections
-from support.expert_nets import WIDTH, encoder, expert_of, heads_of, library_of
+from support.expert_nets import WIDTH, heads_of, small_library
 from support.servers import Running
 
 pytest.importorskip("fastapi")
@@ -27,9 +27,7 @@ HEADERS = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n" % len(B
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    base = encoder()
-    experts = {task: expert_of(base, seed, rank=2) for seed, task in enumerate(TASKS, start=1)}
-    library = library_of(tmp_path_factory.mktemp("limits"), base, experts, rank_fraction=0.125)
+    base, library = small_library(tmp_path_factory.mktemp("limits"), TASKS)
     return AdaptiveModel(base, library, heads_of(TASKS), layer="blocks.1.up")
 
 

@@ -58,6 +58,13 @@ def library_of(path, base: nn.Module, experts: Mapping[str, Mapping[str, Tensor]
     return Library.build(base.state_dict(), dict(experts), path / "lib", **options)
 
 
+def small_library(path, tasks="abc", rank: int = 2) -> tuple[Encoder, Library]:
+    """An encoder, and a library of experts of it whose updates have this rank, which it keeps."""
+    base = encoder()
+    experts = {task: expert_of(base, seed, rank) for seed, task in enumerate(tasks, start=1)}
+    return base, library_of(path, base, experts, rank_fraction=rank / WIDTH)
+
+
 def heads_of(tasks, width: int = WIDTH) -> dict[str, dict[str, Tensor]]:
     """A linear head per task with its own number of classes."""
     rng = torch.Generator().manual_seed(99)
