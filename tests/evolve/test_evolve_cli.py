@@ -52,8 +52,6 @@ def test_the_whole_story(finished, run_file, tmp_path):
 
     with pytest.raises(InputError, match="no directory"):
         call("export", finished, tmp_path / "none" / "winner.yml")
-    call("report", finished, "--html", tmp_path / "page.html")
-    assert "Winners on unseen items" in (tmp_path / "page.html").read_text()
 
 
 def test_the_exported_recipe_scores_what_the_study_says(finished, run_file, llamas, tmp_path):
