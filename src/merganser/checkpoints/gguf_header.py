@@ -103,25 +103,21 @@ def read_gguf_header(data: bytes | mmap.mmap, blocks: Mapping[int, tuple[int, in
             raise ValueError(f"it has the tensor {name!r} twice")
         found[name] = header.tensor(name)
     origin = header.at + -header.at % alignment
-    entries = {name: _entry(name, *each, origin, len(header.data), blocks) for name, each in found.items()}
+    entries = {
+        name: _entry(name, shape, kind, origin + offset, len(header.data), blocks)
+        for name, (shape, kind, offset) in found.items()
+    }
     return GGUFHeader(known, entries, span, alignment, places)
 
 
 def _entry(
-    name: str,
-    shape: tuple[int, ...],
-    kind: int,
-    offset: int,
-    origin: int,
-    size: int,
-    blocks: Mapping[int, tuple[int, int]],
+    name: str, shape: tuple[int, ...], kind: int, start: int, size: int, blocks: Mapping[int, tuple[int, int]]
 ) -> GGUFEntry:
     if kind not in blocks:
         raise ValueError(f"{name!r} is of the unknown kind {kind}")
     block, nbytes = blocks[kind]
     if (shape[-1] if shape else 1) % block:
         raise ValueError(f"the rows of {name!r} have {shape[-1:]} entries, which are not blocks of {block}")
-    start = origin + offset
     stop = start + math.prod(shape) // block * nbytes
     if stop > size or any(n > size * block for n in shape):
         raise ValueError(f"{name!r} ends at byte {stop}, the file at byte {size}")
