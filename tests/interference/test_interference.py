@@ -10,7 +10,7 @@ from merganser.checkpoints.tensor_names import block_of, natural_order
 from merganser.errors import CheckpointError, InputError
 from merganser.interference import survey
 from merganser.interference.records import FRACTIONS
-from merganser.interference.sti import Overlap, square_procrustes
+from merganser.interference.sti import Overlap, full_rank_procrustes, square_procrustes
 from merganser.interference.surveys import similarity
 from merganser.kernels import spectra
 from merganser.kernels.spectra import Factors
@@ -105,10 +105,13 @@ def test_procrustes_error(k):
         assert found == pytest.approx(np.linalg.norm(u - p @ q) / np.linalg.norm(u), abs=1e-6)
 
 
-def test_procrustes_error_of_whole_square_bases():
-    u = np.concatenate([np.linalg.qr(np.random.default_rng(seed).normal(size=(9, 9)))[0] for seed in range(4)], axis=1)
+def test_full_rank_procrustes():
+    bases = [torch.from_numpy(np.linalg.qr(d)[0]) for d in draw(4, 9, 9)]
+    assert square_procrustes(9, 4) == pytest.approx(full_rank_procrustes(bases)) == pytest.approx(0.5)
+    tall = [torch.from_numpy(np.linalg.qr(d)[0]) for d in draw(4, 20, 9)]
+    u = torch.cat(tall, dim=1).numpy()
     p, _, q = np.linalg.svd(u, full_matrices=False)
-    assert square_procrustes(9, 4) == pytest.approx(np.linalg.norm(u - p @ q) / np.linalg.norm(u)) == pytest.approx(0.5)
+    assert full_rank_procrustes(tall) == pytest.approx(np.linalg.norm(u - p @ q) / np.linalg.norm(u))
 
 
 def test_inner_products_from_factors():
@@ -117,9 +120,10 @@ def test_inner_products_from_factors():
     np.testing.assert_allclose(found, [[np.sum(a * b) for b in deltas] for a in deltas], atol=1e-9)
 
 
-def test_report_of_checkpoints():
+@pytest.mark.parametrize("full_rank", [False, True])
+def test_report_of_checkpoints(full_rank):
     base, experts = models()
-    report = survey(base, experts)
+    report = survey(base, experts, full_rank=full_rank)
     assert [m.name for m in report.matrices] == ["layers.0.q.weight", "layers.1.q.weight"]
     assert [b.block for b in report.blocks] == ["layers.0", "layers.1"]
     first = report.matrices[0]
@@ -134,7 +138,7 @@ def test_report_of_checkpoints():
     assert first.energy_curve[0][-1] == pytest.approx(1)
     assert len(first.energy_curve[0]) == len(FRACTIONS)
     assert first.procrustes_full[1] == pytest.approx(square_procrustes(16, 3), rel=1e-6)
-    assert first.procrustes_full[0] is None
+    assert (first.procrustes_full[0] is None) != full_rank
     flat = [
         np.concatenate([(e[n].double() - base[n].double()).numpy().ravel() for n in base if n != "steps"])
         for e in experts.values()

@@ -20,7 +20,7 @@ class MatrixInterference:
     `sti` is as defined in the thesis. `normalized` lies between 0 (orthogonal) and 1 (identical experts); compare it
     with `chance`, its value for unrelated experts (see `sti.Overlap`). For each expert: `effective_rank`, the `energy`
     at the rank used, and the `energy_curve` at `FRACTIONS`. `pairs` is the normalised interference of every pair of
-    experts. Procrustes errors are relative, (left, right); at full rank, only the short side is known.
+    experts. Procrustes errors are relative, (left, right); at full rank, the long side is measured only on request.
     """
 
     name: str

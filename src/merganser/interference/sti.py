@@ -162,6 +162,19 @@ def square_procrustes(n: int, tasks: int) -> float:
     return math.sqrt(n) * (math.sqrt(tasks) - 1) / math.sqrt(n * tasks)
 
 
+def full_rank_procrustes(bases: Sequence[Tensor]) -> float:
+    """Return the relative Procrustes error of concatenated whole bases, from the smaller of the two Gram matrices."""
+    d, columns = bases[0].shape[0], sum(basis.shape[1] for basis in bases)
+    if columns <= d:
+        u = torch.cat([basis.double() for basis in bases], dim=1)
+        gram = u.T @ u
+    else:
+        gram = torch.zeros(d, d, dtype=torch.float64)
+        for basis in bases:
+            gram.addmm_(basis.double(), basis.double().T)
+    return _procrustes_error(torch.linalg.eigvalsh(gram), min(d, columns)) / math.sqrt(max(1, columns))
+
+
 def _procrustes_error(squares: Tensor, dimension: int) -> float:
     """Return √Σ(σ − 1)² over the singular values that a matrix with this many rows can have."""
     values = squares.double().flip(0)[:dimension].clamp(min=0).sqrt()

@@ -14,7 +14,7 @@ from merganser.engine.geometry import cosines
 from merganser.errors import InputError
 from merganser.interference.advice import advise
 from merganser.interference.records import FRACTIONS, BlockInterference, MatrixInterference, Survey
-from merganser.interference.sti import Overlap, square_procrustes
+from merganser.interference.sti import Overlap, full_rank_procrustes, square_procrustes
 from merganser.interference.task_matrices import TaskMatrices, open_task_matrices
 from merganser.kernels.spectra import effective_rank
 from merganser.library.library import Library
@@ -28,6 +28,7 @@ def survey(
     experts: Mapping[str, Reference] | Sequence[str] | None = None,
     *,
     rank_fraction: float | None = None,
+    full_rank: bool = False,
     layers: int | None = None,
     on_progress: Callable[[int, int, str], None] = lambda done, total, name: None,
 ) -> Survey:
@@ -40,6 +41,7 @@ def survey(
         base: The base of the experts, or a library of them.
         experts: The experts by name; the names of some, or nothing, for a library.
         rank_fraction: The share of singular components to compare; 1/T by default, as in TSV-Merge.
+        full_rank: Also measure the Procrustes error of whole bases on the long side of every matrix, which is slow.
         layers: Measure at most this many layers of a stack, evenly spread from first to last; all by default. Cosines
             are those of whole task vectors in any case.
         on_progress: Called with the matrices done, those in all, and the name of the next.
@@ -75,7 +77,7 @@ def survey(
             on_progress(number[name], len(wanted), name)
         products += (own := source.inner_products(name))
         if name in number and bool(own.any()):
-            matrices.append(_measure(name, source, rank_fraction))
+            matrices.append(_measure(name, source, rank_fraction, full_rank))
     found = Survey(
         tuple(source.names),
         tuple(matrices),
@@ -129,7 +131,7 @@ def similarity(
     return overlap.left.abs(), overlap.right.abs()
 
 
-def _measure(name: str, source: TaskMatrices, rank_fraction: float | None) -> MatrixInterference:
+def _measure(name: str, source: TaskMatrices, rank_fraction: float | None, full_rank: bool) -> MatrixInterference:
     shape = matrix_shape(source.base.spec(name).shape)
     n, tasks = min(shape), len(source.names)
     k = rank_kept(n, tasks, rank_fraction)
@@ -153,7 +155,7 @@ def _measure(name: str, source: TaskMatrices, rank_fraction: float | None) -> Ma
         chance=overlap.chance(),
         sti_after=overlap.after_merging(),
         procrustes=overlap.procrustes(),
-        procrustes_full=_procrustes_full(shape, spectra),
+        procrustes_full=_procrustes_full(name, source, spectra, full_rank),
         effective_rank=tuple(effective_rank(values) for values in spectra),
         energy=kept(k),
         energy_curve=tuple(zip(*curves, strict=True)),
@@ -161,12 +163,17 @@ def _measure(name: str, source: TaskMatrices, rank_fraction: float | None) -> Ma
     )
 
 
-def _procrustes_full(shape: tuple[int, int], spectra: Sequence[Tensor]) -> tuple[float | None, float | None]:
-    """Return the Procrustes errors of whole bases, which are known where the bases are square."""
-    n = min(shape)
-    whole = all(s.numel() == n and bool(s[-1] > FLOOR * s[0]) for s in spectra)
-    known = square_procrustes(n, len(spectra)) if whole else None
-    return (known if shape[0] == n else None), (known if shape[1] == n else None)
+def _procrustes_full(
+    name: str, source: TaskMatrices, spectra: Sequence[Tensor], measure: bool
+) -> tuple[float | None, float | None]:
+    d, m = matrix_shape(source.base.spec(name).shape)
+    n = min(d, m)
+    if measure:
+        whole = source.factors(name, n)
+        return full_rank_procrustes([f.u for f in whole]), full_rank_procrustes([f.v for f in whole])
+    whole_rank = all(s.numel() == n and bool(s[-1] > FLOOR * s[0]) for s in spectra)
+    known = square_procrustes(n, len(spectra)) if whole_rank else None
+    return (known if d == n else None), (known if m == n else None)
 
 
 def _by_block(matrices: Sequence[MatrixInterference]) -> tuple[BlockInterference, ...]:
