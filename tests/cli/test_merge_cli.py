@@ -374,6 +374,6 @@ def test_workers_of_the_command_are_processes(
     run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = []
-    monkeypatch.setattr(processes, "worthwhile", lambda work, workers: used.append(workers))
+    monkeypatch.setattr(processes, "is_worthwhile", lambda work, workers: used.append(workers))
     assert run("merge", recipe, tmp_path / "out", "--workers", "3")[0] == 0
     assert used == [3]
