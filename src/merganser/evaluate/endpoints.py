@@ -93,7 +93,7 @@ class Server:
             if isinstance(error.__cause__, urllib.error.HTTPError) and error.__cause__.code in (404, 405):
                 raise InputError(
                     f"{self.url}: this server loads no adapters while it runs, as vLLM does with "
-                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora"
+                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and adapters enabled"
                 ) from error
             raise
 

@@ -16,8 +16,6 @@ from merganser.tuning.autopilot.decisions import Challenge
 from merganser.tuning.autopilot.racing import score
 from merganser.tuning.autopilot.zooming import FINEST, enclosing
 
-Answers = Mapping[str, Array]
-
 
 @dataclass(frozen=True)
 class CheckResult:
@@ -30,7 +28,7 @@ class CheckResult:
 
 
 @dataclass(frozen=True)
-class Check:
+class Finals:
     """Models and merges on unseen questions.
 
     Attributes:
@@ -49,7 +47,7 @@ class Check:
     seen: int
     count: int
     merges: dict[str, Contender] = field(default_factory=dict)
-    answers: dict[str, Answers] = field(default_factory=dict)
+    answers: dict[str, Mapping[str, Array]] = field(default_factory=dict)
 
     def ask(self, contender: Contender, reserved: int = 0) -> None:
         """Ask a contender the unseen questions."""
@@ -118,7 +116,7 @@ def check(
     left = board.meter.questions_left(runs=sum(each.is_merge for each in everyone))
     while count and sum(board.missing(each, count, unseen=True) for each in everyone) > left:
         count //= 2
-    found = Check(board, models, raced, seen, count)
+    found = Finals(board, models, raced, seen, count)
     with suppress(BudgetSpentError):  # methods may take longer than before
         for each in (*models, *merges) if count else ():
             found.ask(each)
