@@ -18,6 +18,7 @@ from merganser.checkpoints.remote import files, models, read_ahead, retrying, te
 from merganser.errors import CheckpointError, InputError, MerganserError
 from support.locked_models import make_models
 from support.range_server import RangeServer
+from support.sentence_models import sentence_model
 
 FIRST = 512
 LOOK = f"bytes=0-{FIRST - 1}"
@@ -101,6 +102,74 @@ def test_shards_and_long_headers(server: RangeServer, tmp_path: Path) -> None:
     checkpoint = mg.open(f"{server.url}/sharded")
     assert sorted(checkpoint) == sorted(names)
     assert checkpoint.read(names[7]).tolist() == [1.0, 1.0]
+
+
+def sharded(place: Path, names: str = "ab") -> dict[str, str]:
+    """A model of three shards whose index names those of some tensors only."""
+    place.mkdir()
+    files = {name: f"model-{i:05d}-of-00003.safetensors" for i, name in enumerate("abc", 1)}
+    for value, (name, file) in enumerate(files.items()):
+        save_file({name: torch.full((2,), float(value))}, place / file)
+    (place / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {name: files[name] for name in names}})
+    )
+    return files
+
+
+def test_one_file_comes_before_an_index_as_in_transformers(server: RangeServer, tmp_path: Path) -> None:
+    sharded(tmp_path / "served/both")
+    save_file({"whole": torch.ones(2)}, tmp_path / "served/both/model.safetensors")
+    for place in (server.url, "served"):
+        assert list(mg.open(f"{place}/both")) == ["whole"]
+
+
+def test_shards_that_an_index_leaves_out_are_noted(server: RangeServer, tmp_path: Path) -> None:
+    sharded(tmp_path / "served/some")
+    sharded(tmp_path / "served/all", "abc")
+    for place in (server.url, "served"):
+        plan = mg.recipes.plan(mg.recipes.load({"method": "linear", "models": [f"{place}/some"] * 2}))
+        (note,) = [note for note in plan.notes if "index" in note]
+        assert note.startswith(f"{place}/some: the index names 2 of the 3 files model-…-of-00003.safetensors")
+        assert not mg.open(f"{place}/all").notes()
+
+
+def test_an_index_that_lies(server: RangeServer, tmp_path: Path) -> None:
+    files = sharded(tmp_path / "served/lies")
+    index = {"weight_map": {"a": files["a"], "b": files["a"]}}
+    (tmp_path / "served/lies/model.safetensors.index.json").write_text(json.dumps(index))
+    for place in (server.url, "served"):
+        with pytest.raises(CheckpointError, match="says 'b' is in model-00001-of-00003.safetensors, which has no such"):
+            mg.open(f"{place}/lies")
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_modules_of_sentence_transformers(server: RangeServer, tmp_path: Path, pickled: bool) -> None:
+    for name, value in (("a", 1.0), ("b", 3.0)):
+        sentence_model(tmp_path / "served" / name, value, pickled)
+        (tmp_path / "served" / name / "sentence_bert_config.json").write_text('{"max_seq_length": 7}')
+    outs = {
+        place: mg.run({"method": "linear", "models": [f"{place}/a", f"{place}/b"]}, f"out-{i}", digest="sha256")
+        for i, place in enumerate((server.url, "served"))
+    }
+    remote, local = outs.values()
+    written = {path.relative_to(local) for path in local.rglob("*") if path.is_file()}
+    assert {path.relative_to(remote) for path in remote.rglob("*") if path.is_file()} == written
+    assert Path("2_Dense/model.safetensors") in written
+    for name in written - {Path(each) for each in ("README.md", "recipe.yml", "merganser.lock.json")}:
+        assert (remote / name).read_bytes() == (local / name).read_bytes(), name
+    dense = "2_Dense/pytorch_model.bin" if pickled else "2_Dense/model.safetensors"
+    lock, expected = (mg.origin.read_lock(out) for out in outs.values())
+    assert lock.sources[f"{server.url}/a/{dense}"] == expected.sources[f"served/a/{dense}"]
+    assert mg.origin.rebuild(remote).problems == ()
+
+
+def test_a_merge_of_remote_files_copies_the_modules(server: RangeServer, tmp_path: Path) -> None:
+    models = [sentence_model(tmp_path / "served" / name, value).name for name, value in (("a", 1.0), ("b", 3.0))]
+    document = {"method": "linear", "models": [f"{server.url}/{name}/model.safetensors" for name in models]}
+    assert any("is copied unchanged" in note for note in mg.recipes.plan(mg.recipes.load(document)).notes)
+    out = mg.run(document, "out")
+    dense = Path("2_Dense/model.safetensors")
+    assert (out / dense).read_bytes() == (tmp_path / "served/a" / dense).read_bytes()
 
 
 def sometimes(fault: str, every: int, suffix: str = "") -> Callable[[int, str], str]:
@@ -283,6 +352,13 @@ class TestStores:
         recipe = {"method": "linear", "models": ["memory://bucket/math", "memory://bucket/code"]}
         local = mg.run({"method": "linear", "models": ["served/math", "served/code"]}, "local")
         assert weights(mg.run(recipe, "remote")) == weights(local)
+
+    def test_modules_of_sentence_transformers(self, store, tmp_path: Path) -> None:
+        model = sentence_model(tmp_path / "a", 1.0)
+        store.put(str(model), "/bucket/a", recursive=True)
+        remote, local = mg.save("memory://bucket/a", "remote"), mg.save(model, "local")
+        for name in ("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "model.safetensors"):
+            assert (remote / name).read_bytes() == (local / name).read_bytes()
 
     def test_a_file_that_is_replaced(self, store) -> None:
         checkpoint = mg.open("memory://bucket/math")

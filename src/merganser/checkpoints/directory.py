@@ -13,7 +13,15 @@ from merganser.checkpoints.json_file import read_object
 from merganser.checkpoints.kinds import TORCH_SUFFIXES
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.checkpoints.stored_entries import StoredEntries
-from merganser.checkpoints.submodules import SEPARATOR, find_weights, is_index, is_pipeline, module_weights, no_weights
+from merganser.checkpoints.submodules import (
+    SEPARATOR,
+    find_weights,
+    is_index,
+    is_pipeline,
+    module_weights,
+    no_weights,
+    note_missing_shards,
+)
 from merganser.confine import confine
 from merganser.errors import CheckpointError
 
@@ -43,8 +51,7 @@ class Directory(Checkpoint):
         self._shards: dict[str, Checkpoint] = dict(shards or (_open_indexed(place) if named else _open_shards(place)))
         if not named and shards is None:
             for folder, weights in module_weights(place).items():
-                prefix = f"{folder}{SEPARATOR}"
-                self._shards |= {f"{prefix}{name}": Prefixed(shard, prefix) for name, shard in _open(weights).items()}
+                self._shards |= in_folder(folder, _open(weights))
         for file, shard in self._shards.items():
             for name in shard.names():
                 if name in self._owner:
@@ -84,6 +91,9 @@ class Directory(Checkpoint):
     def files(self) -> Sequence[Path]:
         return [path for shard in self._shards.values() for path in shard.files()]
 
+    def notes(self) -> list[str]:
+        return [f"{self.label}: {note}" for note in note_missing_shards(self._shards)]
+
     def _shard(self, name: str) -> Checkpoint:
         shard = self._owner.get(self._aliases.get(name, name))
         if shard is None:
@@ -120,6 +130,12 @@ class Prefixed(View):
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         self.source.prefetch(self._own.get(name, name), rows)
+
+
+def in_folder(folder: str, files: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
+    """Return the files of a module's weights, with the folder before their names and those of the tensors."""
+    prefix = f"{folder}{SEPARATOR}"
+    return {f"{prefix}{name}": Prefixed(file, prefix) for name, file in files.items()}
 
 
 def _open_shards(directory: Path) -> dict[str, Checkpoint]:
@@ -162,14 +178,18 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _open_indexed(index: Path) -> dict[str, Checkpoint]:
-    weight_map, paths = _weight_map(index), weight_files(index)
     shards: dict[str, Checkpoint] = {}
-    for file, path in sorted(paths.items()):
+    for file, path in sorted(weight_files(index).items()):
         if not path.is_file():
             raise CheckpointError(f"{index}: names {file!r}, which does not exist; is the download complete?")
         shards[file] = open_file(path)
+    check_index(index, shards)
+    return shards
+
+
+def check_index(index: Path, shards: Mapping[str, Checkpoint]) -> None:
+    """Refuse an index that names tensors which are not in their files."""
     have = {file: set(shard.names()) | set(shard.aliases()) for file, shard in shards.items()}
-    for name, file in weight_map.items():
+    for name, file in _weight_map(index).items():
         if name not in have[file]:
             raise CheckpointError(f"{index}: says {name!r} is in {file}, which has no such tensor")
-    return shards

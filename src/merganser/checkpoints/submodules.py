@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from merganser.errors import CheckpointError
 MODULES = "modules.json"
 #: Lists the components of a diffusers pipeline; each is a model in a folder.
 PIPELINE = "model_index.json"
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+#: Files that a module's weights are read from, in order of precedence.
+MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 #: Files that a directory is read from, in order of precedence: transformers, then diffusers.
-_CHOICES = (
+CHOICES = (
     "model.safetensors",
     "model.safetensors.index.json",
     "diffusion_pytorch_model.safetensors.index.json",
@@ -30,7 +31,7 @@ _CHOICES = (
 #: The name of an index, also of a variant: `model.safetensors.index.fp16.json`.
 _INDEX = re.compile(r".+\.index(\.[^.]+)?\.json")
 #: The name of one of several files, which only an index tells apart from a whole model.
-_SHARD = re.compile(r".+-\d+-of-\d+\.[a-z]+")
+_SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)(\.[a-z]+)")
 #: Prefix of weights of a module, before the first dot: `2_Dense/linear.weight`.
 SEPARATOR = "/"
 
@@ -41,21 +42,24 @@ def module_weights(directory: Path) -> dict[str, Path]:
     """
     if is_pipeline(directory):
         return _components(directory)
+    choices = {folder: [directory / folder / name for name in MODULE_WEIGHTS] for folder in module_folders(directory)}
+    found = {folder: [file for file in files if file.is_file()] for folder, files in choices.items()}
+    return {folder: files[0] for folder, files in found.items() if files}
+
+
+def module_folders(directory: Path) -> list[str]:
+    """Return the folders of the modules of a sentence-transformers model, except the first; none for other models."""
     file = directory / MODULES
     if not file.is_file():
-        return {}
+        return []
     modules = read_value(file, finite=True)
     if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
         raise CheckpointError(f"{file}: expected a list of modules")
-    found: dict[str, Path] = {}
-    for folder in (each.get("path") for each in modules):
-        if folder in ("", None):  # the transformer is in the directory itself
-            continue
-        place = confine(directory, folder, f"{file}: path")
-        weights = next((place / name for name in _WEIGHTS if (place / name).is_file()), None)
-        if weights is not None:
-            found[str(folder)] = weights
-    return found
+    # The transformer is in the directory itself.
+    folders = [folder for each in modules if (folder := each.get("path")) not in ("", None)]
+    for folder in folders:
+        confine(directory, folder, f"{file}: path")
+    return folders
 
 
 def _components(directory: Path) -> dict[str, Path]:
@@ -77,13 +81,26 @@ def is_index(name: str) -> bool:
     return _INDEX.fullmatch(name) is not None
 
 
+def note_missing_shards(files: Iterable[str]) -> list[str]:
+    """Return a note on every sequence of files like `model-00001-of-00003.safetensors` of which some are missing."""
+    have: dict[tuple[str, str, str], set[int]] = {}
+    for found in filter(None, map(_SHARD.fullmatch, files)):
+        have.setdefault((found[1], found[3], found[4]), set()).add(int(found[2]))
+    return [
+        f"the index names {len(numbers)} of the {int(count)} files {stem}-…-of-{count}{suffix}: weights in the others "
+        "are not read, as in transformers; is the index complete?"
+        for (stem, count, suffix), numbers in have.items()
+        if len(numbers) < int(count)
+    ]
+
+
 def find_weights(directory: Path) -> Path | None:
     """Return the file, or the index of files, that a directory's weights are read from; None if there is none, or
     several that could be meant.
 
     Files of another name count if they are alone: a variant (`model.fp16.safetensors`), or a name of one's own.
     """
-    for name in _CHOICES:
+    for name in CHOICES:
         if (directory / name).is_file():
             return directory / name
     indexes = [path for path in directory.iterdir() if ".safetensors.index." in path.name and is_index(path.name)]

@@ -1,19 +1,26 @@
-"""Remote models: small files are downloaded to a temporary directory, weights are read by ranges."""
+"""Remote models: small files are downloaded to a temporary directory, weights are read by ranges.
+
+The modules of sentence-transformers after the first (`2_Dense`) are small, and count as small files.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
 
 from merganser.checkpoints.base import Checkpoint
-from merganser.checkpoints.directory import Directory, weight_files
+from merganser.checkpoints.directory import Directory, check_index, in_folder, weight_files
+from merganser.checkpoints.directory import open_file as open_local
 from merganser.checkpoints.kinds import SMALL_SUFFIXES, is_adapter
+from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.remote.files import PARALLEL, check_url, fetch, is_http, open_file, open_store
 from merganser.checkpoints.remote.tensors import RemoteSafetensors
+from merganser.checkpoints.submodules import CHOICES, MODULE_WEIGHTS, MODULES, module_folders, module_weights
 from merganser.confine import confine
 from merganser.errors import CheckpointError, first_line
 
@@ -36,7 +43,9 @@ _NAMES = (
     "chat_template.json",
     "preprocessor_config.json",
     "processor_config.json",
-    "modules.json",
+    MODULES,
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
     "model_index.json",
     "adapter_config.json",
     "merganser.lock.json",
@@ -44,8 +53,8 @@ _NAMES = (
     "diffusion_pytorch_model.safetensors.index.json",
 )
 _LARGEST = 1 << 27
+_LARGEST_MODULE = 1 << 30
 _LARGEST_ADAPTER = 1 << 33
-_ONES = ("model.safetensors", "diffusion_pytorch_model.safetensors")
 _ADAPTER = "adapter_model.safetensors"
 
 
@@ -64,20 +73,38 @@ def open_remote(url: str) -> Checkpoint:
     place = fetch_small_files(home)
     if single:
         return _open_weights(url, place)
-    index = next((place / name for name in _NAMES if name.endswith(".index.json") and (place / name).is_file()), None)
-    if index is not None:
-        files: Sequence[str] = sorted(weight_files(index))
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            shards = list(pool.map(lambda file: _open_weights(_join(home, file), place), files))
-        return Directory(place, dict(zip(files, shards, strict=True)), url)
-    for name in _ONES:
-        try:
-            return Directory(place, {name: RemoteSafetensors(open_file(_join(home, name)), place)}, url)
-        except FileNotFoundError:
-            continue
+    return Directory(place, _open_shards(place, home) | _open_modules(place, home), url)
+
+
+def _open_shards(place: Path, home: str) -> dict[str, Checkpoint]:
+    """Open the files that a local directory would be read from."""
+    for name in CHOICES:
+        if name.endswith(".safetensors.index.json") and (place / name).is_file():
+            return _open_indexed(place / name, home)
+        if name.endswith(".safetensors"):
+            with suppress(FileNotFoundError):
+                return {name: RemoteSafetensors(open_file(_join(home, name)), place)}
     raise CheckpointError(
-        f"{url}: has no {_ONES[0]} and no index; other formats cannot be read remotely: download the model"
+        f"{home}: has no model.safetensors and no index; other formats cannot be read remotely: download the model"
     )
+
+
+def _open_indexed(index: Path, home: str) -> dict[str, Checkpoint]:
+    files = sorted(weight_files(index))
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        opened = pool.map(lambda file: _open_weights(_join(home, file), index.parent), files)
+        shards = dict(zip(files, opened, strict=True))
+    check_index(index, shards)
+    return shards
+
+
+def _open_modules(place: Path, home: str) -> dict[str, Checkpoint]:
+    """Open the weights of modules, which were fetched, under their addresses."""
+    found: dict[str, Checkpoint] = {}
+    for folder, file in module_weights(place).items():
+        weights = StateDict(open_local(file), _join(home, f"{folder}/{file.name}"))
+        found |= in_folder(folder, {file.name: weights})
+    return found
 
 
 def _open_weights(url: str, place: Path) -> Checkpoint:
@@ -107,21 +134,29 @@ _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 @lru_cache(maxsize=256)
 def fetch_small_files(home: str) -> Path:
-    """Return a directory with the files beside a model's weights; it is removed when the process ends."""
+    """Return a directory with the files beside a model's weights, and those of modules in folders; it is removed when
+    the process ends.
+    """
     check_url(home)
     holder = tempfile.TemporaryDirectory(prefix="merganser-", ignore_cleanup_errors=True)
     _kept.append(holder)
     place = Path(holder.name)
 
-    def take(name: str) -> None:
+    def take(name: str, limit: int = _LARGEST) -> bool:
         path = confine(place, name, home)
         try:
-            path.write_bytes(fetch(_join(home, name), _LARGEST))
+            content = fetch(_join(home, name), limit)
         except FileNotFoundError:
-            return
+            return False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return True
 
     with ThreadPoolExecutor(PARALLEL) as pool:
         list(pool.map(take, _names_at(home)))
+    for folder in module_folders(place):
+        take(f"{folder}/config.json")
+        any(take(f"{folder}/{name}", _LARGEST_MODULE) for name in MODULE_WEIGHTS)
     return place
 
 
