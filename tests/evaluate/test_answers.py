@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -192,3 +193,11 @@ def test_formulas_need_math_verify():
         assert is_right("The answer is \\boxed{2\\sqrt{3}}.", "\\sqrt{12}")
         assert not is_right("The answer is \\boxed{3}.", "2\\sqrt{3}")
         assert is_right("\\frac{x}{2}", "\\frac{x}{2}")
+
+
+@pytest.mark.parametrize("noise", ["\n", " \n", "\t", "- ", "1.\n", "step "])
+def test_long_empty_replies_are_judged_at_once(noise):
+    """Broken merges often repeat one token up to the limit."""
+    began = time.process_time()
+    assert not is_right(noise * 3000 + "x", "5")
+    assert time.process_time() - began < 2

@@ -18,10 +18,10 @@ _TERMS = re.compile(r"(?:[\d\s.,:+\-*/×÷^()$€£¥%{}\[\]°]|\b[a-zA-Z]\b|\\\
 #: A calculation in brackets after its result, as in `15 apples (5 + 10)`.
 _ASIDE = re.compile(r"(\d[^\d\n().]{0,24}\.?\s?)\([\d\s.,+\-*/×÷=$€£%]*[+*/×÷=][\d\s.,+\-*/×÷=$€£%]*\)")
 #: Numbers of a list's entries and of steps.
-_ENTRIES = re.compile(r"^\s*(?:\W*step\s+)?(\d{1,2})(?:[.)](?=\s+\D)|:)", re.IGNORECASE | re.MULTILINE)
+_ENTRIES = re.compile(r"^(?:[^\w\n]*step\s+|[^\S\n]*)(\d{1,2})(?:[.)](?=\s+\D)|:)", re.IGNORECASE | re.MULTILINE)
 #: What follows an answer: a check of it, a note, an offer of help.
 _AFTERTHOUGHT = re.compile(
-    r"(?:^|\n)\W*(?:(?:check|note|verification|proof)\W*:|let me know|feel free).*", re.IGNORECASE | re.DOTALL
+    r"(?:^|\n)[^\w\n]*(?:(?:check|note|verification|proof)\W*:|let me know|feel free).*", re.IGNORECASE | re.DOTALL
 )
 #: Where an explanation begins after an answer.
 _CLAUSE = re.compile(r",\s|\s[a-zA-Z]{3,}")
