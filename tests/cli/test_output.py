@@ -73,3 +73,21 @@ def test_closed_streams_swallow_what_is_printed(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "model.safetensors").is_file()
     failed = f"{sys.executable} -m merganser merge nothing.yml other >&- 2>&-"
     assert subprocess.run(failed, shell=True, cwd=tmp_path, check=False).returncode == 2
+
+
+def test_closed_streams_are_as_good_as_empty_ones(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m merganser plan - <&-"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: standard input: the recipe is empty\n")
+
+
+def test_processes_of_a_command_get_its_closed_streams(tmp_path: Path) -> None:
+    """Or a file of weights that a worker opens would be its standard error."""
+    opening = "import os; os.mkdir(str(os.open('weights', os.O_RDWR | os.O_CREAT)))"
+    script = (
+        "import subprocess, sys; from merganser.cli.output import prepare_streams; prepare_streams(); "
+        "subprocess.run([sys.executable, '-c', sys.argv[1]], close_fds=False)"
+    )
+    command = f'{sys.executable} -c "{script}" "{opening}" <&- >&- 2>&-'
+    assert subprocess.run(command, shell=True, cwd=tmp_path, check=False).returncode == 0
+    assert not {"0", "1", "2"} & {path.name for path in tmp_path.iterdir()}

@@ -18,15 +18,16 @@ from merganser.report.tables import terminal_width
 
 
 def prepare_streams() -> None:
-    """Make the standard streams take every text: closed ones swallow it, others escape what their encoding lacks."""
+    """Make the standard streams usable: closed ones are empty, and open ones escape what their encoding lacks."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # or a file of weights would become standard error
-        pass
+        os.set_inheritable(descriptor, True)  # also in processes started from here
     os.close(descriptor)
-    for name in ("stdout", "stderr"):
+    for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper):
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.writable():
             stream.reconfigure(errors="backslashreplace")
 
 
