@@ -47,8 +47,7 @@ class MatrixRule(TaskVectorMethod):
             merged = sum_of(deltas.full()) / len(weights)
         else:
             merged = self.combine(deltas).view(group.anchor.shape)
-        merged = merged.to(group.anchor.dtype)
-        return torch.add(group.anchor, merged, alpha=self.scale, out=merged)
+        return torch.add(group.anchor, merged.to(group.anchor.dtype), alpha=self.scale)
 
     def applies(self, name: str, shape: tuple[int, ...]) -> bool:
         """Return whether the tensor is merged as a matrix."""
