@@ -40,7 +40,7 @@ def dequantise(checkpoint: Checkpoint) -> Checkpoint:
         CheckpointError: If codes do not fit their scales.
 
     Example:
-        >>> dequantised(mg.open("math"))
+        >>> dequantise(mg.open("math"))
         <SafetensorsFile math/model.safetensors: 6 tensors, ...>  # doctest: +SKIP
     """
     config = read_config(checkpoint.directory)
