@@ -191,6 +191,26 @@ def test_output_loads_and_generates(llama, tmp_path):
     assert tokenizer("the lazy dog").input_ids == same("the lazy dog").input_ids
 
 
+@pytest.mark.parametrize("said", ["by the model", "as null", "nowhere"])
+def test_tokens_that_the_donor_lacks_do_not_fall_back_to_the_architecture(llama, tmp_path, said):
+    """Without the key, a Llama would end texts at token 2, which is any word of the donor."""
+    transformers = pytest.importorskip("transformers")
+    model, donor = llama("model", "metaspace", 420), llama("donor", "byte_level", 400)
+    absent = ("bos_token_id", "eos_token_id")
+    files = [(donor / "tokenizer_config.json", ("bos_token", "eos_token")), (donor / "config.json", absent)]
+    for path, roles in [*files, (model / "config.json", absent)] if said == "nowhere" else files:
+        kept = {key: value for key, value in json.loads(path.read_text()).items() if key not in roles}
+        path.write_text(json.dumps(kept | dict.fromkeys(roles) if said == "as null" else kept))
+    (donor / "generation_config.json").unlink()
+    out = mg.save(mg.surgery.transplant(model, donor), tmp_path / "out")
+    config = transformers.AutoConfig.from_pretrained(out)
+    generation = transformers.AutoModelForCausalLM.from_pretrained(out).generation_config
+    for key in absent:
+        assert getattr(config, key) is None
+        assert getattr(generation, key) is None
+    assert not {*absent} & {*json.loads((out / "generation_config.json").read_text())}
+
+
 def test_there_and_back_is_the_model_itself(llama, tmp_path):
     """Tokens that both have keep their rows, also by way of a third vocabulary."""
     model, donor = llama("model", "metaspace", 420), llama("donor", "byte_level", 400, seed=3)

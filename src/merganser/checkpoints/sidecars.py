@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,15 @@ _MODEL_FILES = (
 )
 #: All files of a diffusers pipeline except weights.
 _PIPELINE_FILES = (PIPELINE, "*/*.json", "*/*.txt", "*/*.model", "*/*.jinja")
-#: The path to a value in a config, and its new value; None removes it.
+
+
+class Null(Enum):
+    """The value of an edit that writes null."""
+
+    NULL = "null"
+
+
+#: The path to a value in a config, and its new value; None removes it, `Null.NULL` sets it to null.
 Edit = tuple[Sequence[str], Any]
 
 
@@ -195,7 +204,7 @@ def apply_edits(config: dict[str, Any], edits: Sequence[Edit]) -> dict[str, Any]
         if value is None:
             inner.pop(path[-1], None)
         else:
-            inner[path[-1]] = value
+            inner[path[-1]] = None if value is Null.NULL else value
     return result
 
 

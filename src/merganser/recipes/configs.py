@@ -13,7 +13,7 @@ from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.chat_templates import TEMPLATES
 from merganser.checkpoints.gguf_config import gguf_config
 from merganser.checkpoints.json_file import read_config
-from merganser.checkpoints.sidecars import Edit, Sidecars, TokenizerFiles, code_files, freeze_edits
+from merganser.checkpoints.sidecars import Edit, Null, Sidecars, TokenizerFiles, code_files, freeze_edits
 from merganser.checkpoints.submodules import SEPARATOR, module_weights, weights_stem, written_file
 from merganser.checkpoints.ties import untie_config
 from merganser.engine.plan import Output
@@ -27,6 +27,8 @@ from merganser.recipes.vocabularies import Unified, find_resized_rows
 
 #: Sizes of a vocabulary: of the embedding, and of one for every layer.
 _VOCABULARY = re.compile(r"vocab_size(_per_layer_input)?$")
+#: Special tokens for which architectures have defaults, such as 2 for the end of a text in Llama.
+_DEFAULTED = ("bos_token_id", "eos_token_id", "pad_token_id")
 #: Sections of a language model inside another.
 _LANGUAGE = ("text_config", "llm_config", "language_config")
 
@@ -106,15 +108,18 @@ def module_files(
 def token_edits(table: SourceTable, model: int, file: str = "config.json") -> list[Edit]:
     """Return edits that set special tokens (`eos_token_id` …) in a config to the ids of another model's vocabulary.
 
-    The ids come from that model's config, or from its tokenizer; a token that neither has is removed.
+    The ids come from that model's config, or from its tokenizer. A token that neither has is removed, or null in
+    config.json if it begins, ends or pads texts: without the key, transformers takes the architecture's default.
     """
     home, theirs = table.checkpoints[0].directory, table.tokenizer(model).directory
     tokens = table.tokens(model)
     roles = {f"{role}_token_id": tokens.ids.get(token) for role, token in tokens.roles.items()} if tokens else {}
     given = {**roles, **table.config(model), **(read_config(theirs, file) if file != "config.json" else {})}
     mine = table.config(0) if file == "config.json" else read_config(home, file)
-    keys = [key for key in {**mine, **table.config(model)} if key.endswith("_token_id")]
-    return [([key], given.get(key)) for key in keys]
+    absent = dict.fromkeys(_DEFAULTED, Null.NULL) if file == "config.json" else {}
+    implied = absent if "model_type" in mine and not any(section in mine for section in _LANGUAGE) else {}
+    keys = [key for key in {**mine, **table.config(model), **implied} if key.endswith("_token_id")]
+    return [([key], absent.get(key) if given.get(key) is None else given[key]) for key in keys]
 
 
 def dtype_edits(config: Mapping[str, Any], dtype: str | None) -> list[Edit]:
