@@ -1,17 +1,24 @@
 """Networks that differ: zipped halves of a task, widths and depths, beside ensembles, averages and permutations.
 
-    python -m benchmarks.zip --data DIR [--cache DIR] [--parts halves widths depths] [--seed 0] [--json FILE]
+    python -m benchmarks.zip --data DIR [--cache DIR] [--parts PART ...] [--seed 0] [--json FILE]
 
 On Fashion-MNIST, one thread. `halves`: two small CNNs, each trained on five of the ten classes; *joint* accuracy is
-over all ten (the classes of both heads side by side), *own* accuracy within each half. `widths`: MLPs of width 256 and
-512 for all ten classes, zipped into either shape. `depths`: patch transformers of four and six blocks. Statistics of
-BatchNorm are computed anew for every network that is made. Training takes about five minutes.
+over all ten (the classes of both heads side by side), *own* accuracy within each half; `cifar10_halves`: the same on
+CIFAR-10, trained in bfloat16 (see `zoo/vision.py` for what that needs). Errors are standard errors over test images;
+*ahead* is how far zip is ahead of permutations on the same images. `widths`: MLPs of width 256 and 512 for all ten
+classes, zipped into either shape. `depths`: patch transformers of four and six blocks. Statistics of BatchNorm are
+computed anew for every network that is made. Training takes about seven minutes.
+
+`--json` replaces the parts that were measured and keeps the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,22 +29,29 @@ from torch.nn.functional import pad
 
 from benchmarks.alignment_training import Task, ViT, _initialise, fit, images
 from benchmarks.records import record
+from benchmarks.zoo.cards import default_cache
+from benchmarks.zoo.drift import drift
+from benchmarks.zoo.images import Split, load_images
+from benchmarks.zoo.vision import Schedule, train_epoch
 from merganser.align import match_to_reference, repair, reset_batch_norm, stretch, symmetry
 from merganser.align import zip as zip_models
 from merganser.align.multi_head import MultiHead, tail_tensors
 from merganser.align.state import average
 
 Rows = list[dict[str, Any]]
+#: The classes of both halves.
+CLASSES = (torch.arange(0, 5), torch.arange(5, 10))
+CIFAR_SCHEDULE = Schedule(6, rate=6e-3, optimiser="adamw", batch=128, decay=0.2, precision="bfloat16")
 
 
-def cnn(classes: int = 5) -> nn.Sequential:
+def cnn(classes: int = 5, inputs: int = 1) -> nn.Sequential:
     """Four convolutions with BatchNorm, pooled."""
 
     def stage(into: int, out: int, pool: bool) -> list[nn.Module]:
         layers: list[nn.Module] = [nn.Conv2d(into, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
         return [*layers, nn.MaxPool2d(2)] if pool else layers
 
-    body = [*stage(1, 24, True), *stage(24, 48, True), *stage(48, 64, False), *stage(64, 64, False)]
+    body = [*stage(inputs, 24, True), *stage(24, 48, True), *stage(48, 64, False), *stage(64, 64, False)]
     return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
 
 
@@ -77,18 +91,67 @@ def accuracy(logits: Tensor, targets: Tensor) -> float:
     return float((logits.argmax(1) == targets).double().mean())
 
 
-def halves(task: Task, seed: int, cache: Path | None) -> Rows:
-    """Two CNNs with five classes each, as one network with two heads."""
-    classes = [torch.arange(0, 5), torch.arange(5, 10)]
-    tasks = [half(task, own) for own in classes]
-    networks = [trained(f"cnn{i}", cnn, own, 700, seed + i, cache) for i, own in enumerate(tasks)]
+def standard_error(values: Tensor) -> float:
+    return float(values.std() / len(values) ** 0.5)
+
+
+def fashion_halves(data: Path, seed: int, cache: Path | None) -> Rows:
+    """Two small CNNs with five classes of Fashion-MNIST each."""
+    tasks = [half(images(data), own) for own in CLASSES]
+    return halves([trained(f"cnn{i}", cnn, own, 700, seed + i, cache) for i, own in enumerate(tasks)], tasks)
+
+
+def cifar_halves(data: Path, seed: int, cache: Path | None) -> Rows:
+    """Two small CNNs with five classes of CIFAR-10 each."""
+    splits = load_images("cifar10", data, cache or default_cache())
+    networks, tasks, cosines = [], [], []
+    for i, own in enumerate(CLASSES):
+        train, test = (
+            replace(split, images=split.images[kept], labels=split.labels[kept] - own[0])
+            for split in splits
+            for kept in [torch.isin(split.labels, own)]
+        )
+        network, cosine = trained_on_split(f"cifar{i}", train, seed + i, cache)
+        networks.append(network)
+        cosines.append(cosine)
+        some = train.head(1100)
+        tasks.append(Task(some.normalise(some.images), some.labels, test.normalise(test.images), test.labels))
+        right = accuracy(outputs(network, tasks[i].test_inputs), test.labels)
+        print(f"cifar{i}: {right:.4f} on its own classes, cosine with the start {cosine:.2f}", flush=True)
+    ensemble, *others = halves(networks, tasks)
+    return [{**ensemble, "cosines": cosines}, *others]
+
+
+def trained_on_split(name: str, split: Split, seed: int, cache: Path | None) -> tuple[nn.Module, float]:
+    """A small CNN, trained like the zoo's or from the cache, and the median cosine of its layers with their start."""
+    torch.manual_seed(seed)
+    initial = cnn(inputs=3)
+    network = deepcopy(initial).to(memory_format=torch.channels_last)
+    path = cache / f"zip-{name}-{seed}-{CIFAR_SCHEDULE.epochs}.pt" if cache else None
+    if path and path.exists():
+        network.load_state_dict(torch.load(path))
+    else:
+        optimiser = CIFAR_SCHEDULE.build_optimiser(network)
+        for epoch in range(CIFAR_SCHEDULE.epochs):
+            loss = train_epoch(network, optimiser, split, CIFAR_SCHEDULE, epoch, seed)
+            print(f"{name} epoch {epoch + 1}: loss {loss:.3f}", flush=True)
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(network.state_dict(), path)
+    return network.to(memory_format=torch.contiguous_format).eval(), drift(initial, network)["median_cosine"]
+
+
+def halves(networks: Sequence[nn.Module], tasks: Sequence[Task]) -> Rows:
+    """Join two CNNs with five classes each as one network with two heads."""
     both = [torch.cat([x, y]) for (x, _), (y, _) in islice(zip(*(t.batches(64, 99) for t in tasks), strict=True), 16)]
     inputs = torch.cat([own.test_inputs for own in tasks])
     labels = torch.cat([own.test_targets + 5 * i for i, own in enumerate(tasks)])
     rows: Rows = []
+    right: dict[tuple[str, str], Tensor] = {}
 
     def add(method: str, until: str, heads: Sequence[Tensor], network: nn.Module | None = None) -> None:
         joined = torch.cat([head.log_softmax(1) for head in heads], dim=1)
+        right[method, until] = hits = (joined.argmax(1) == labels).double()
         cut = len(tasks[0].test_inputs)
         own = [accuracy(heads[0][:cut], labels[:cut]), accuracy(heads[1][cut:], labels[cut:] - 5)]
         size = (
@@ -100,11 +163,15 @@ def halves(task: Task, seed: int, cache: Path | None) -> Rows:
             {
                 "method": method,
                 "separate": until,
-                "joint": accuracy(joined, labels),
+                "joint": float(hits.mean()),
+                "error": standard_error(hits),
                 "own": sum(own) / 2,
                 "weights": size,
             }
         )
+        if method == "zip":
+            ahead = hits - right["permutations", until]
+            rows[-1] |= {"ahead": float(ahead.mean()), "ahead_error": standard_error(ahead)}
 
     add("ensemble of both", "everything", [outputs(network, inputs) for network in networks])
     known = symmetry(networks[0], both[0][:2])
@@ -126,8 +193,9 @@ def halves(task: Task, seed: int, cache: Path | None) -> Rows:
     return rows
 
 
-def widths(task: Task, seed: int, cache: Path | None) -> Rows:
+def widths(data: Path, seed: int, cache: Path | None) -> Rows:
     """MLPs of two widths, as one of either."""
+    task = images(data)
     networks = [trained(f"mlp{w}", lambda w=w: mlp(w), task, 900, seed + w, cache) for w in (256, 512)]
     inputs, labels = task.test_inputs, task.test_targets
     logits = [outputs(network, inputs) for network in networks]
@@ -155,8 +223,9 @@ def widths(task: Task, seed: int, cache: Path | None) -> Rows:
     return rows
 
 
-def depths(task: Task, seed: int, cache: Path | None) -> Rows:
+def depths(data: Path, seed: int, cache: Path | None) -> Rows:
     """Patch transformers of four and six blocks, as one of six."""
+    task = images(data)
 
     def make(depth: int) -> Callable[[], nn.Module]:
         return lambda: ViT(width=32, depth=depth).apply(_initialise)
@@ -187,7 +256,7 @@ def depths(task: Task, seed: int, cache: Path | None) -> Rows:
     return rows
 
 
-PARTS = {"halves": halves, "widths": widths, "depths": depths}
+PARTS = {"halves": fashion_halves, "cifar10_halves": cifar_halves, "widths": widths, "depths": depths}
 
 
 def main() -> None:
@@ -199,14 +268,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    task = images(given.data)
-    results = {}
+    earlier = json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
+    results: dict[str, Rows] = earlier.get("results", {})
     for part in given.parts:
-        results[part] = PARTS[part](task, given.seed, given.cache)
+        results[part] = PARTS[part](given.data, given.seed, given.cache)
         print(part)
         for row in results[part]:
             print("  ", "  ".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values()), flush=True)
-    record(given.json, results, [given.seed])
+    record(given.json, results, [given.seed], added=True)
 
 
 if __name__ == "__main__":

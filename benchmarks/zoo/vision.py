@@ -131,7 +131,7 @@ def train(
     optimiser = schedule.build_optimiser(model)
 
     def run(epoch: int) -> dict[str, float]:
-        loss = _epoch(model, optimiser, train_split, schedule, epoch, seed)
+        loss = train_epoch(model, optimiser, train_split, schedule, epoch, seed)
         # A glance on the way; the score that counts is the last epoch's, on the whole split.
         glance = test_split if epoch + 1 == schedule.epochs else test_split.head(2000)
         accuracy, test_loss = evaluate(model, glance)
@@ -175,7 +175,7 @@ def train(
     return card
 
 
-def _epoch(
+def train_epoch(
     model: nn.Module,
     optimiser: torch.optim.Optimizer,
     split: Split,
@@ -183,7 +183,10 @@ def _epoch(
     epoch: int,
     seed: int,
 ) -> float:
-    """One epoch; its randomness depends on (seed, epoch) only, so a resumed run equals an uninterrupted one."""
+    """Train for one epoch and return its mean loss.
+
+    The randomness depends on (seed, epoch) only, so a resumed run equals an uninterrupted one.
+    """
     model.train()
     generator = torch.Generator().manual_seed(1000 * seed + epoch)
     batches = len(split) // schedule.batch

@@ -230,6 +230,12 @@ RECORDS: dict[str, Any] = {
     },
     "zip": {
         "halves": [{"method": "zip", "separate": "heads", "joint": 0.8, "own": 0.9, "weights": 1000}],
+        "cifar10_halves": [
+            {"method": "ensemble of both", "separate": "everything", "joint": 0.6, "own": 0.8, "weights": 2000}
+            | {"error": 0.005, "cosines": [0.3, 0.4]},
+            {"method": "zip", "separate": "heads", "joint": 0.5, "own": 0.7, "weights": 1000}
+            | {"error": 0.005, "ahead": 0.1, "ahead_error": 0.004},
+        ],
         "widths": [{"method": "width 256", "accuracy": 0.8}],
         "depths": [{"method": "4 blocks stretched to 6", "accuracy": 0.8, "plan": [0, None, 1]}],
     },

@@ -49,7 +49,7 @@ def test_card_and_weights_are_written_and_a_finished_model_is_skipped(
     model = vision.load_model("mlp", "squares", 0, tmp_path)
     assert vision.evaluate(model, squares)[0] == card.scores["test_accuracy"]
 
-    monkeypatch.setattr(vision, "_epoch", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(vision, "train_epoch", lambda *_: pytest.fail("trained again"))
     assert run(tmp_path, squares).scores == card.scores
 
 
@@ -57,20 +57,20 @@ def test_an_interrupted_run_ends_like_a_whole_one(
     tmp_path: Path, squares: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tmp_path / "whole", squares)
-    epoch = vision._epoch
+    epoch = vision.train_epoch
 
     def interrupted(*arguments):
         if arguments[4] == 2:
             raise KeyboardInterrupt
         return epoch(*arguments)
 
-    monkeypatch.setattr(vision, "_epoch", interrupted)
+    monkeypatch.setattr(vision, "train_epoch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "parts", squares)
     directory = vision.model_directory(tmp_path / "parts", "mlp", "squares", 0)
     assert (directory / "checkpoint.pt").exists()
     assert read_card(directory) is None
-    monkeypatch.setattr(vision, "_epoch", epoch)
+    monkeypatch.setattr(vision, "train_epoch", epoch)
     card = run(tmp_path / "parts", squares)
     assert len(card.history) == 3
     whole, parts = (

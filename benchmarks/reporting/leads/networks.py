@@ -69,14 +69,17 @@ def alignment_speed(results: Mapping[str, Any]) -> str:
 
 
 def zipped(results: Mapping[str, Any]) -> str:
-    rows = [row for row in results.get("halves", ()) if row["method"] in ("permutations", "zip")]
-    ways = {way: [row["joint"] for row in rows if row["method"] == way] for way in ("permutations", "zip")}
-    said = (
-        f": {percent(min(ways['zip']))} to {percent(max(ways['zip']))} % over all classes here, where permutations "
-        f"reach {percent(min(ways['permutations']))} to {percent(max(ways['permutations']))} %"
-        if rows
-        else ""
-    )
+    reached = []
+    for part, name in (("halves", "Fashion-MNIST"), ("cifar10_halves", "CIFAR-10")):
+        joint: dict[str, list[float]] = {}
+        for row in results.get(part, ()):
+            joint.setdefault(row["method"], []).append(row["joint"])
+        if {"zip", "permutations"} <= joint.keys():
+            zips, others = (
+                f"{percent(min(joint[way]))} to {percent(max(joint[way]))} %" for way in ("zip", "permutations")
+            )
+            reached.append(f"{zips} on {name}, where permutations reach {others}")
+    said = f": over all classes {'; '.join(reached)}" if reached else ""
     return (
         f"Use `mg.align.zip` for networks that differ in classes or widths{said}. For networks of different depths, "
         "the average is only a start for training."

@@ -21,11 +21,14 @@ def zipped(results: Mapping[str, Any]) -> Iterator[Part]:
             "grouped (complete linkage) was chosen among four ways on 800 of these test images. Every row of this "
             "section is one pair of networks, so that it has no spread over seeds."
         )
-        cells = [
-            [row["method"], row["separate"], percent(row["joint"]), percent(row["own"]), f"{row['weights']:,}"]
-            for row in rows
-        ]
-        yield Table(["network", "separate", "joint", "own", "weights"], cells, "Accuracy in percent")
+        yield _joined(rows)
+    if rows := results.get("cifar10_halves"):
+        yield Text(
+            "The same on CIFAR-10, for one pair of networks; the median cosine of their layers with their start is "
+            f"{' and '.join(f'{cosine:.2f}' for cosine in rows[0]['cosines'])}. Nothing was chosen on these "
+            f"images: units are grouped as above. {_lead_of_zip(rows)} Errors are standard errors over the test images."
+        )
+        yield _joined(rows)
     if rows := results.get("widths"):
         yield Text(
             "MLPs with three hidden layers of 256 and of 512 units for all ten classes, zipped into either shape "
@@ -43,6 +46,33 @@ def zipped(results: Mapping[str, Any]) -> Iterator[Part]:
         averages = [row["accuracy"] for row in rows if row["method"].startswith("average")]
         if averages and max(averages) < min(row["accuracy"] for row in rows[:2]):
             yield Text("No average reaches either network: without training, this is a start and not a result.")
+
+
+def _joined(rows: list[Mapping[str, Any]]) -> Table:
+    cells = [
+        [
+            row["method"],
+            row["separate"],
+            percent(row["joint"]) + (f" ± {percent(row['error'])}" if "error" in row else ""),
+            percent(row["own"]),
+            f"{row['weights']:,}",
+        ]
+        for row in rows
+    ]
+    return Table(["network", "separate", "joint", "own", "weights"], cells, "Accuracy in percent")
+
+
+def _lead_of_zip(rows: list[Mapping[str, Any]]) -> str:
+    """Say where zip is ahead of permutations by more than two standard errors, and how it compares to the ensemble."""
+    zips = [row for row in rows if row["method"] == "zip"]
+    ahead = sum(row["ahead"] > 2 * row["ahead_error"] for row in zips)
+    below = sum(row["joint"] < rows[0]["joint"] for row in zips)
+    leads = ", ".join(f"{percent(row['ahead'])} ± {percent(row['ahead_error'])}" for row in zips)
+    return (
+        f"On the same images, zip is {leads} points ahead of permutations in the order of the table, more than two "
+        f"standard errors in {ahead} of {len(zips)} cases. It is below the ensemble, which has all weights of both, in "
+        f"{below}."
+    )
 
 
 def _accuracies(rows: list[Mapping[str, Any]]) -> Table:
