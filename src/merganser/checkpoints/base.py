@@ -191,7 +191,8 @@ class View(Checkpoint):
 
     Args:
         source: The checkpoint that is viewed.
-        label: What messages call the view.
+        label: What messages call the view. It may start with the label of its source, and the rest must tell views of
+            one class apart, or `fingerprint` must.
 
     Example:
         >>> view = mg.checkpoints.View(mg.open("math"), "a copy of math")
@@ -222,7 +223,8 @@ class View(Checkpoint):
         return self.source.aliases()
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(f"{self.label} {self.source.fingerprint()}".encode()).hexdigest()
+        own = self.label.removeprefix(self.source.label)  # which has the path that the source was opened by
+        return hashlib.sha256(f"{type(self).__name__}{own} {self.source.fingerprint()}".encode()).hexdigest()
 
     def files(self) -> Sequence[Path]:
         return self.source.files()

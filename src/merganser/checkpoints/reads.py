@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,8 +29,8 @@ def note_read(checkpoint: Checkpoint, name: str) -> None:
 
 
 def file_of(checkpoint: Checkpoint) -> str:
-    """Return the file that a reader reads from, or its label if it has none."""
-    return str(next(iter(checkpoint.files()), checkpoint.label))
+    """Return the file that a reader reads from, as an absolute path, or its label if it has none."""
+    return next(map(os.path.abspath, checkpoint.files()), checkpoint.label)
 
 
 @contextmanager

@@ -34,11 +34,16 @@ _KEPT = 4
 class Vector(Checkpoint):
     """A node with fixed specs of its tensors and a way to read rows of them.
 
-    `settings` are its exact parameters, which its label may round.
+    `settings` are its exact parameters, which its label may round. They and the class tell nodes on the same parts
+    apart; the label does not count, because it has the paths of the parts.
     """
 
     def __init__(
-        self, specs: Mapping[str, TensorSpec], label: str, parts: Sequence[Checkpoint], settings: Sequence[float] = ()
+        self,
+        specs: Mapping[str, TensorSpec],
+        label: str,
+        parts: Sequence[Checkpoint],
+        settings: Sequence[float | str] = (),
     ) -> None:
         self.label = label
         self.parts = tuple(parts)
@@ -61,9 +66,8 @@ class Vector(Checkpoint):
         """Return these rows, in the dtype of the spec, as a fresh tensor."""
 
     def fingerprint(self) -> str:
-        text = " ".join(
-            [self.label, *map(repr, self.settings), *(part.fingerprint() for part in self.parts), *self._specs]
-        )
+        own = [type(self).__name__, *map(repr, self.settings)]
+        text = " ".join([*own, *(part.fingerprint() for part in self.parts), *self._specs])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def files(self) -> Sequence[Path]:
@@ -169,11 +173,15 @@ class Restricted(Vector):
 
 
 class Masked(Vector):
-    """v ⊙ m, with m a function of the name and the same rows of v and of `by`; zero in tensors that `by` lacks."""
+    """v ⊙ m, with m a function of the name and the same rows of v and of `by`; zero in tensors that `by` lacks.
 
-    def __init__(self, vector: Vector, condition: Condition, label: str, by: Vector | None = None) -> None:
+    `relation` names the function in the label, and in the fingerprint if there is a `by`.
+    """
+
+    def __init__(self, vector: Vector, condition: Condition, relation: str, by: Vector | None = None) -> None:
         specs = {n: vector.spec(n) for n in vector.names()}
-        super().__init__(specs, label, (vector, *([by] if by else [])))
+        label = f"{vector.label} {relation} {by.label}" if by else f"{vector.label} {relation}"
+        super().__init__(specs, label, (vector, *([by] if by else [])), [relation] if by else [])
         if by is not None:
             _unite(dict(specs), by)
         self.vector, self.by, self.condition = vector, by or vector, condition

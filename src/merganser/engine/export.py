@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,14 @@ from typing import Any
 from merganser.checkpoints.hashing import content_hash
 from merganser.checkpoints.kinds import TORCH_SUFFIXES
 from merganser.checkpoints.memory import Module, StateDict
-from merganser.checkpoints.sidecars import Sidecars, prepare_sidecars
+from merganser.checkpoints.sidecars import prepare_sidecars
 from merganser.engine.compute import Arithmetic
 from merganser.engine.directories import check_replaceable, paths_in
 from merganser.engine.execute import Progress, execute
 from merganser.engine.layout import Shard, lay_out
 from merganser.engine.merge import Merge
 from merganser.engine.origin import SINGLE, Origin
-from merganser.engine.plan import Model, Plan
+from merganser.engine.plan import Plan
 from merganser.engine.processes import execute_in_processes
 from merganser.engine.source_files import SourceFiles
 from merganser.engine.staging import Staging
@@ -89,7 +90,7 @@ def write_merge(
     files = SourceFiles(file for source in sources for file in source.files())
     check_replaceable(out, (*inputs, *_paths(plan), *files.paths))
     prints = [content_hash(source) if type(source) in _IN_MEMORY else source.fingerprint() for source in sources]
-    identity = _identity(plan, prints)
+    identity = plan.identity(prints)
     told = replace(plan.sidecars, fingerprint=identity)
     _check_ending(out, plan)
     if out.suffix in SINGLE:
@@ -100,9 +101,8 @@ def write_merge(
         staging.tidy()
         destination.on_complete(out)
         return out
-    fingerprint = plan.fingerprint([*prints, *([digest] if digest else [])])
     origin = Origin(merge, identity, digest, recipe) if digest else None
-    writer = CheckpointWriter(destination, plan, fingerprint, files, origin)
+    writer = CheckpointWriter(destination, plan, _work(plan, identity, digest), files, origin)
     try:
         if not writer.published:
             _compute(merge, writer, execution, files)
@@ -162,18 +162,10 @@ def _compute(merge: Merge, writer: CheckpointWriter, execution: Execution, files
         raise
 
 
-def _identity(plan: Plan, prints: Sequence[str]) -> str:
-    """Return the identity of a merge: what was merged and how, independent of where the models are."""
-    return replace(plan, models=tuple(map(_placeless, plan.models)), sidecars=Sidecars()).fingerprint(prints)
-
-
-def _placeless(model: Model) -> Model:
-    inner = (
-        replace(model.plan, models=tuple(map(_placeless, model.plan.models)), sidecars=Sidecars())
-        if model.plan
-        else None
-    )
-    return replace(model, path=None, label="", plan=inner)
+def _work(plan: Plan, identity: str, digest: str | None) -> str:
+    """Return the fingerprint of the work that can be resumed: what is merged, and the files it goes to."""
+    files = [(shard.file, shard.header, shard.size) for shard in lay_out(plan)]
+    return hashlib.sha256(repr((identity, digest, files)).encode()).hexdigest()
 
 
 def _paths(plan: Plan) -> Iterator[Path]:

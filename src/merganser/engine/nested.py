@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -79,8 +78,7 @@ class Merged(Checkpoint):
         return self.plan.aliases
 
     def fingerprint(self) -> str:
-        parts = [self.plan.fingerprint(), *(source.fingerprint() for source in self.sources)]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return self.plan.identity([source.fingerprint() for source in self.sources])
 
     def files(self) -> Sequence[Path]:
         return [path for source in self.sources for path in source.files()]

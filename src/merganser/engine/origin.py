@@ -201,7 +201,7 @@ class Ancestry:
         return self._about(url, place) | (hub if url.startswith("hf://") else {}) | {"files": sorted(used)}
 
     def _directory(self, label: str, home: Path, files: Iterable[Path]) -> dict[str, Any]:
-        used = [file for file in dict.fromkeys(files) if str(file) in self._read]
+        used = [file for file in dict.fromkeys(files) if os.path.abspath(file) in self._read]
         return (
             self._about(label, home) | _lock_beside(used) | {"files": [self._name(label, home, file) for file in used]}
         )
@@ -226,7 +226,7 @@ class Ancestry:
             self._names[place] = name
             blob = file.resolve().name if file.is_symlink() else ""
             known = {"sha256": blob} if re.fullmatch("[0-9a-f]{64}", blob) else {}
-            tensors = dict(sorted(self._read[place].items()))
+            tensors = dict(sorted(self._read[os.path.abspath(file)].items()))
             self.files[name] = {"size": file.stat().st_size, **known, "tensors": tensors}
         return self._names[place]
 

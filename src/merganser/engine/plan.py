@@ -130,3 +130,14 @@ class Plan(Shown):
     def fingerprint(self, sources: Sequence[str] = ()) -> str:
         """Return a digest that identifies the result: of the plan and the fingerprints of its sources."""
         return hashlib.sha256(repr((replace(self, notes=()), *sources)).encode()).hexdigest()
+
+    def identity(self, sources: Sequence[str]) -> str:
+        """Return the fingerprint of what is merged and how, independent of where the models are."""
+        return self._placeless().fingerprint(sources)
+
+    def _placeless(self) -> Plan:
+        models = tuple(
+            replace(model, path=None, label="", plan=model.plan._placeless() if model.plan else None)
+            for model in self.models
+        )
+        return replace(self, models=models, sidecars=Sidecars(), notes=())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from merganser.errors import CheckpointError
 
-#: Path, size, time of writing and inode; a fingerprint only samples the weights.
+#: Absolute path, size, time of writing and inode; a fingerprint only samples the weights.
 FileState = tuple[str, int, int, int]
 
 
@@ -38,4 +39,4 @@ class SourceFiles:
 
 def _states(paths: Iterable[Path]) -> frozenset[FileState]:
     found = ((path, path.stat()) for path in paths)
-    return frozenset((str(path), state.st_size, state.st_mtime_ns, state.st_ino) for path, state in found)
+    return frozenset((os.path.abspath(path), state.st_size, state.st_mtime_ns, state.st_ino) for path, state in found)

@@ -148,16 +148,14 @@ class TaskVector(View):
         A function sees blocks of rows of this vector, and must treat each entry independently.
         """
         if isinstance(mask, TaskVector):
-            label = f"{self.label} where {mask.label}"
-            return self._of(Masked(self.vector, lambda name, own, other: other != 0, label, mask.vector))
+            return self._of(Masked(self.vector, lambda name, own, other: other != 0, "where", mask.vector))
         function = mask
-        label = f"{self.label} where {getattr(function, '__qualname__', type(function).__qualname__)}"
-        return self._of(Masked(self.vector, lambda name, own, other: function(name, own), label))
+        relation = f"where {getattr(function, '__qualname__', type(function).__qualname__)}"
+        return self._of(Masked(self.vector, lambda name, own, other: function(name, own), relation))
 
     def agreeing(self, other: TaskVector) -> TaskVector:
         """Keep the entries with the same sign as in another task vector."""
-        label = f"{self.label} agreeing with {other.label}"
-        return self._of(Masked(self.vector, lambda name, a, b: a.sign() == b.sign(), label, other.vector))
+        return self._of(Masked(self.vector, lambda name, a, b: a.sign() == b.sign(), "agreeing with", other.vector))
 
     def top(self, density: float, by: TaskVector | None = None) -> TaskVector:
         """Keep the largest entries of each tensor by magnitude, exactly; or those where another vector is largest."""

@@ -58,7 +58,7 @@ class Packed(Checkpoint):
         return torch.from_numpy(np.packbits(kept.reshape(height, -1).numpy(), axis=1, bitorder="little"))
 
     def fingerprint(self) -> str:
-        parts = f"{self.label} {self._threshold} {self._delta.fingerprint()} {self._shared.fingerprint()}"
+        parts = f"{self._kind} {self._threshold} {self._delta.fingerprint()} {self._shared.fingerprint()}"
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def files(self) -> Sequence[Path]:
