@@ -39,6 +39,13 @@ def test_all_weights_are_in_one_file(recipe, tmp_path):
     assert again == [out]
 
 
+@pytest.mark.parametrize("name", ["out.SAFETENSORS", "out.Gguf", "out.BIN"])
+def test_endings_in_capitals_are_refused(recipe, tmp_path, name):
+    with pytest.raises(InputError, match=r"lower case: out\.|torch files are read but not written"):
+        mg.run(recipe, tmp_path / name)
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
 def test_a_file_that_is_there_is_kept(recipe, tmp_path):
     out = tmp_path / "out.safetensors"
     out.write_text("mine")

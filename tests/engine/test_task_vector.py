@@ -276,18 +276,23 @@ def test_what_does_not_fit_is_said():
         vector(A) / 0
     with pytest.raises(InputError, match="inf"):
         vector(A) * math.inf
-    for wrong in ("x", None, True):
+    for wrong in ("x", None, True, torch.ones(1), np.ones(2), torch.tensor(1j)):
         with pytest.raises(TypeError):
             vector(A) * wrong
+        with pytest.raises(TypeError):
+            vector(A) / wrong
     with pytest.raises(TypeError):
         vector(A) + 1
 
 
 def test_numbers_of_numpy_are_numbers():
     for factor in np.linspace(0.5, 1.0, 2):
-        for scaled in (factor * vector(A), vector(A) * factor, np.float32(factor) * vector(A)):
-            assert isinstance(scaled, mg.TaskVector)
-            close(scaled, {name: float(factor) * tensor for name, tensor in eager(A).items()})
+        kinds = (factor, np.float32(factor), np.float16(factor), np.array(factor), torch.tensor(factor))
+        for number in (*kinds, torch.tensor(factor).bfloat16()):
+            for scaled in (number * vector(A), vector(A) * number, vector(A) / (1 / number)):
+                assert isinstance(scaled, mg.TaskVector)
+                close(scaled, {name: float(number) * tensor for name, tensor in eager(A).items()}, 1e-2)
+            assert (number * vector(A)).vector.settings == (float(number),)
 
 
 def test_a_rank_is_a_number_and_a_float_up_to_one_a_share():

@@ -141,11 +141,14 @@ def _is_written(path: Path, shard: Shard, latest: int) -> bool:
 
 def _check_ending(place: Path, plan: Plan) -> None:
     """Refuse a name that promises another format than is written."""
+    ending = place.suffix.lower()
+    if ending != place.suffix and ending in SINGLE:
+        raise InputError(f"{place}: write the ending in lower case: {place.with_suffix(ending).name}")
     gguf = plan.sidecars.gguf is not None
     if place.suffix in SINGLE and (place.suffix == ".gguf") != gguf:
         remedy = "rename the output" if gguf else "rename the output, or set output.quantize to a type of GGUF"
         raise InputError(f"{place}: the weights are written as {'a GGUF file' if gguf else 'safetensors'}; {remedy}")
-    if place.suffix in TORCH_SUFFIXES:
+    if ending in TORCH_SUFFIXES:
         single = place.with_suffix(".safetensors").name
         raise InputError(f"{place}: torch files are read but not written; name a directory or {single}")
 

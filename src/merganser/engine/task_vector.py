@@ -13,6 +13,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Union, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -119,20 +120,20 @@ class TaskVector(View):
     def __neg__(self) -> TaskVector:
         return self * -1.0
 
-    def __mul__(self, factor: float) -> TaskVector:
-        if isinstance(factor, bool) or not isinstance(factor, Real):
+    def __mul__(self, factor: float | Tensor) -> TaskVector:
+        if (number := _as_number(factor)) is None:
             return NotImplemented
-        return self._of(Combination([(float(factor), self.vector)]))
+        return self._of(Combination([(number, self.vector)]))
 
     __rmul__ = __mul__
     __array_ufunc__ = None  # numbers of numpy leave the product to the task vector
 
-    def __truediv__(self, divisor: float) -> TaskVector:
-        if isinstance(divisor, bool) or not isinstance(divisor, Real):
+    def __truediv__(self, divisor: float | Tensor) -> TaskVector:
+        if (number := _as_number(divisor)) is None:
             return NotImplemented
-        if divisor == 0:
+        if number == 0:
             raise InputError(f"{self.label} divided by zero")
-        return self * (1.0 / float(divisor))
+        return self * (1.0 / number)
 
     def only(self, *globs: str) -> TaskVector:
         """Return the vector restricted to tensors whose names match; the others count as zero."""
@@ -250,3 +251,10 @@ class Applied(View):
         super().prefetch(name, rows)
         if (stored := self.source.aliases().get(name, name)) in self._moved:
             self.vector.prefetch(self._moved[stored], rows)
+
+
+def _as_number(value: object) -> float | None:
+    """Return a real number, also one in a tensor or an array without axes, as a float; None for anything else."""
+    if isinstance(value, Tensor | np.ndarray) and value.ndim == 0:
+        value = value.item()
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
