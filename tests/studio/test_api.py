@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import itertools
 import json
 import re
@@ -226,6 +228,15 @@ def test_a_study_runs_as_long_as_a_process_works_on_it(client, folder):
     lock.leave()  # as a killed process leaves it: the file is there, and nobody holds it
     assert not runs()
     assert lock.path.exists()
+
+
+def test_a_study_on_a_file_system_without_locks_is_shown(client, folder, monkeypatch):
+    def fail(handle, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    (folder / ".study.sqlite.lock").touch()
+    monkeypatch.setattr(fcntl, "flock", fail)
+    assert not client.get("/api/study", params={"path": "study.sqlite"}).json()["running"]
 
 
 def test_a_library_and_its_budgets(client, folder):

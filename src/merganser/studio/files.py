@@ -27,8 +27,8 @@ def is_locked(lock: Path) -> bool:
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+    except OSError as error:  # some file systems have no locks
+        return isinstance(error, BlockingIOError)
     finally:
         os.close(handle)
     return False
