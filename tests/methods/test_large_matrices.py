@@ -87,3 +87,11 @@ def test_wudi_finds_the_minimum_of_large_matrices(deltas, damping):
     ridge = curvature + damping * curvature.norm() * torch.eye(len(curvature))
     gap = sum(delta @ gram for delta, gram in zip(wide, grams, strict=True)) - start @ curvature
     assert error(merge("wudi", deltas, damping=damping), start + gap @ torch.linalg.inv(ridge)) < 1e-4
+
+
+@pytest.mark.parametrize("size", [1e-24, 1e18])
+def test_wudi_in_float32_does_not_depend_on_the_size_of_weights(size):
+    """The squares of these do not fit into float32."""
+    deltas = [task_matrix((512, 512), seed) for seed in range(2)]
+    found = merge("wudi", [size * delta for delta in deltas])
+    assert error(found.double() / size, merge("wudi", deltas).double()) < 1e-5

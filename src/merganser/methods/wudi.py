@@ -49,9 +49,9 @@ class WUDI(MatrixRule):
         target = torch.zeros_like(total)
         for delta in deltas:
             wide = delta.to(total.dtype)
-            norm = delta.double().square().sum()
+            norm = float(torch.linalg.vector_norm(delta, dtype=torch.float64))
             if norm > 0:
-                own = mirror(gram(wide, dtype=wide.dtype)) / norm
+                own = mirror(gram(wide / norm, dtype=wide.dtype))  # of unit length: squares of weights may not fit
                 curvature += own
                 target.addmm_(wide, own)
         solve = self._closed if self.solver == "closed" else self._descend
