@@ -100,7 +100,7 @@ def test_the_same_path_twice_is_refused(checkpoint: Callable[..., Path]) -> None
         ({"output": {"exclude": "*"}}, "the merge has no tensors: everything is excluded"),
         (
             {"weight": {"models[0]": 1, "b*": 2}},
-            "weight: expected one for each of ['models[0]'], got",
+            "weight: expected a value for each of ['models[0]'], got",
         ),
         ({"models": [nn.LazyLinear(2)]}, "LazyLinear: 'weight' has no values yet; call the module once"),
         ({"models": [{"a._extra_state": None}]}, "'a._extra_state' is of type NoneType"),

@@ -290,7 +290,7 @@ def _split(method: str, parameters: Mapping[str, Any], labels: Sequence[str]) ->
             continue
         if isinstance(value, Mapping) and not value.keys().isdisjoint(labels):
             if value.keys() != set(labels):
-                raise InputError(f"{name}: expected one for each of {list(labels)}, got {list(value)}")
+                raise InputError(f"{name}: expected a value for each of {list(labels)}, got values for {list(value)}")
             value = [value[label] for label in labels]
         if isinstance(value, list):
             if len(value) != len(labels):
