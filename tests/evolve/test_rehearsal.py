@@ -32,6 +32,13 @@ def test_what_every_candidate_would_fail_by_is_found_in_a_dry_run(toy, tmp_path,
     assert not list(tmp_path.glob("*.sqlite"))
 
 
+def test_the_plan_is_printed_before_the_models_are_loaded(toy):
+    told = CliRunner().invoke(app, ["run", str(toy(('"toy_experts:right"', '"toy_experts:broken"'))), "--dry-run"])
+    assert isinstance(told.exception, InputError)
+    assert "trials " in told.stdout
+    assert "tried " not in told.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

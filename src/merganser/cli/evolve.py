@@ -48,8 +48,9 @@ def run(
 ) -> None:
     """Run the study that a run file describes. Stop it at any time and continue with --resume.
 
-    The winner's score is measured on items that neither the search nor the calibration used. --dry-run also loads the
-    models, asks one merge two questions of every task, and imports the Python modules that the file names.
+    The winner's score is measured on items that neither the search nor the calibration used. --dry-run imports the
+    Python modules that the file names and prints the plan. It then loads the models, as a search does, and asks one
+    merge two questions of every task; interrupt it there if the plan is all you want.
     """
     from merganser.evolve.loading import load
     from merganser.evolve.rehearsal import rehearse
@@ -59,8 +60,10 @@ def run(
     for caution in loaded.cautions:
         say(f"note: {caution}", sys.stderr)
     if dry_run:
-        rehearse(loaded)
         _describe(loaded, as_json)
+        rehearse(loaded)
+        if not as_json:
+            say("tried     one merge answered two questions of every task")
         return
     path = study or run_file.parent / f"{run_file.stem}.sqlite"
     with explain_interrupt(lambda: left_in(path)), ProgressReporter("evolving", "steps") as reporter:
@@ -260,7 +263,6 @@ def _describe(loaded: Any, as_json: bool) -> None:
         asked = f"task      {name}: {task['pool']} items for fitness and calibration, {task['test']} for the test"
         say(wrap(asked, " " * 10))
         say(f"          {task['asked']} asked ({task['extractor']}), score by {task['estimator']}")
-    say("tried     one merge answered two questions of every task")
 
 
 def _status(study: Study, as_json: bool) -> bool:
