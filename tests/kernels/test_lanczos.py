@@ -83,3 +83,12 @@ def test_a_degenerate_cut_keeps_the_energy(shape):
     found = leading_svd(matrix, 50)
     rest = np.linalg.norm(matrix.double() - found.matrix().double())
     np.testing.assert_allclose(rest, np.linalg.norm(singular[50:]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("copies", [15, 17, 20, 40])
+def test_no_copy_of_a_repeated_singular_value_is_missed(copies):
+    """A block of 16 columns finds 16 of them, and residuals do not show the others."""
+    s = torch.exp(-(torch.arange(640) // copies).double() / 2) + 1e-4
+    left, right = (torch.linalg.qr(torch.randn(n, 640, dtype=torch.float64)).Q for n in (700, 640))
+    matrix = ((left * s) @ right.T).float()
+    torch.testing.assert_close(leading_svd(matrix, 20).s.double(), s[:20], rtol=1e-4, atol=0)

@@ -29,6 +29,8 @@ SIZES = (2.8, 3.2, 3.8)
 HOPELESS = 0.05
 #: Largest residual of an eigenpair, relative to its eigenvalue, that shows that no other one was missed.
 SETTLED = 0.1
+#: Power steps that look for missing eigenvalues, and how much larger than the last one they must be.
+POWER_STEPS, CLEARLY = 2, 1.2
 #: Columns of which projecting leaves less than this share of their block, or less than the second share of the first
 #: block, are not orthogonal to the basis yet.
 _SMALL, _ROUNDING = 1e-2, 1e-4
@@ -47,7 +49,7 @@ def leading_eigenpairs(gram: Tensor, count: int, k: int, error: float, floor: fl
         floor: Share of the largest eigenvalue; if the last one falls below it, the iteration ends as well.
 
     Returns:
-        The eigenpairs, or None if the error is not reached because the eigenvalues lie too close.
+        The eigenpairs, or None if the error is not reached because the eigenvalues lie too close, or some are missing.
 
     Example:
         >>> leading_eigenpairs(torch.diag(2.0 ** -torch.arange(64)), 12, 2, 1e-3, 1e-4)[0][:3]
@@ -81,12 +83,26 @@ def leading_eigenpairs(gram: Tensor, count: int, k: int, error: float, floor: fl
         residuals = torch.linalg.vector_norm(coupling @ rotation[-width:], dim=0)
         found = _truncation_error(values, residuals, k)
         settled = found <= error and bool((residuals <= SETTLED * values).all())
-        if settled or values[-1] <= floor * values[0]:
-            return values, (rotation.T @ basis[:size]).T
+        low = bool(values[-1] <= floor * values[0])
+        if settled or low:
+            vectors = (rotation.T @ basis[:size]).T
+            return (values, vectors) if low or _finds_all(gram, values, vectors) else None
         if not found <= HOPELESS:
             return None
         done = size
     return None
+
+
+def _finds_all(gram: Tensor, values: Tensor, vectors: Tensor) -> bool:
+    """Return whether power steps in the complement of the vectors reach no eigenvalue clearly above the last.
+
+    A block of b columns finds at most b of equal eigenvalues, with residuals that show nothing.
+    """
+    columns = torch.randn(len(gram), _WIDTH, generator=torch.Generator().manual_seed(1)).to(gram)
+    for _ in range(POWER_STEPS):
+        columns -= vectors @ (vectors.T @ columns)
+        columns = gram @ (columns / torch.linalg.vector_norm(columns, dim=0))
+    return bool((torch.linalg.vector_norm(columns, dim=0) <= CLEARLY * values[-1]).all())
 
 
 def _project(columns: Tensor, rows: Tensor, sums: Tensor | None = None) -> None:
