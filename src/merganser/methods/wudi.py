@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -50,7 +51,7 @@ class WUDI(MatrixRule):
         for delta in deltas:
             wide = delta.to(total.dtype)
             norm = float(torch.linalg.vector_norm(delta, dtype=torch.float64))
-            if norm > 0:
+            if 0 < norm < math.inf:  # a difference that overflowed makes the sum infinite, which is refused
                 own = mirror(gram(wide / norm, dtype=wide.dtype))  # of unit length: squares of weights may not fit
                 curvature += own
                 target.addmm_(wide, own)
