@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from merganser.errors import InputError
-from merganser.routing import AdaptiveModel, Limits, create_app, create_server
+from merganser.routing import AdaptiveModel, Limits, create_app, create_server, listening
 from merganser.routing.listening import Connections
 from support.expert_nets import WIDTH, heads_of, small_library
 from support.servers import Running
@@ -165,7 +165,8 @@ def test_a_token_is_asked_for(model):
 
 
 @pytest.mark.parametrize("kept_alive", [False, True])
-def test_the_end_resets_nobody(model, errors, kept_alive):
+def test_the_end_resets_nobody(model, errors, kept_alive, monkeypatch):
+    monkeypatch.setattr(listening, "LINGER", 10.0)  # a busy machine may stop a client for more than a second
     limits = Limits()
     running = Running(create_app(model, limits=limits), limits).__enter__()
     broken, answered, stop = [], [], threading.Event()
