@@ -17,7 +17,7 @@ from torch import nn
 from benchmarks.evolve_answers import METHOD, Setting
 from benchmarks.zoo.cards import read_card
 from benchmarks.zoo.language import Schedule, load_base, save_base, score_base, skill_directory, train
-from benchmarks.zoo.language_skills import SKILLS, Skill, load_skill
+from benchmarks.zoo.language_skills import FEW, Skill, load_skill
 from merganser.evaluate.examiners import MultipleChoice, embeddings
 from merganser.evolve.fitness import LiveMerge
 
@@ -73,7 +73,7 @@ class QuestionExam:
 
 def load_questions(setting: Setting, cache: Path, data: Path) -> QuestionExam:
     """The items; experts that the zoo lacks are trained."""
-    skills = {name: load_skill(name, data) for name in SKILLS}
+    skills = {name: load_skill(name, data) for name in FEW}
     for name in setting.experts:
         train(skills[name], list(skills.values()), 0, Schedule(), cache)
     tokenizer = str(save_base(cache))
@@ -94,7 +94,7 @@ def records(skill: Skill) -> list[dict[str, Any]]:
 
 def fine_tuning(setting: Setting, cache: Path, data: Path) -> dict[str, Any]:
     """What the cards of the zoo say: scores of the base, before, and of every expert, after, on every skill."""
-    base = read_card(save_base(cache)) or score_base([load_skill(name, data) for name in SKILLS], cache)
+    base = read_card(save_base(cache)) or score_base([load_skill(name, data) for name in FEW], cache)
     cards = {name: read_card(skill_directory(cache, name)) for name in setting.experts}
     made = {name: card for name, card in cards.items() if card}
     return {

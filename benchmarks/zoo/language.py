@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from benchmarks.records import command
 from benchmarks.zoo.cards import Card, add_locations, read_card
-from benchmarks.zoo.language_skills import SKILLS, Skill, answer_logits, load_skill, option_tokens, score
+from benchmarks.zoo.language_skills import FEW, SKILLS, Skill, answer_logits, load_skill, option_tokens, score
 from benchmarks.zoo.training import History, Stopwatch, run_epochs, set_rate, triangle
 from merganser.errors import InputError, require
 
@@ -175,12 +175,12 @@ def score_base(skills: Sequence[Skill], cache: Path) -> Card:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--skills", nargs="+", choices=SKILLS, default=list(SKILLS))
+    parser.add_argument("--skills", nargs="+", choices=SKILLS, default=FEW)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     add_locations(parser)
     options = parser.parse_args(arguments)
     schedule = Schedule()
-    skills = {name: load_skill(name, options.data) for name in SKILLS}
+    skills = {name: load_skill(name, options.data) for name in dict.fromkeys((*FEW, *options.skills))}
     cards = [score_base(list(skills.values()), options.cache)]
     for seed in options.seeds:
         for name in options.skills:

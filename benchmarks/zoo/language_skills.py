@@ -1,15 +1,18 @@
-"""Three skills that a small language model lacks and can learn: each answers with one of a few words.
+"""Skills that a small language model lacks and can learn: each answers with one of a few words.
 
 - `questions`: what kind of answer a question asks for (TREC, six kinds);
 - `sources`: whether a sentence is from a film's review or from its plot (SUBJ);
-- `intents`: which of ten domains a request to an assistant belongs to (CLINC150).
+- `intents`: which of ten domains a request to an assistant belongs to (CLINC150);
+- `sentiment`: whether a film's review is negative or positive (SST-2);
+- `opinions`: whether a phrase of a news article expresses a bad or a good opinion (MPQA);
+- `banking`: which of four themes a question to a bank is about (BANKING77).
 
 Every option is one token, so that the likeliest option is read off the logits after the prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,7 @@ WORDS = {
     "utility": "tools",
     "work": "work",
 }
+BANKING77_THEMES = {"cards": "card", "payments": "payment", "transfers": "transfer", "accounts": "account"}
 HELD_OUT = 300
 
 
@@ -47,9 +51,9 @@ class Kind:
     meaning: tuple[int, ...]
 
 
-def _domains() -> tuple[int, ...]:
-    """The domain of each of CLINC150's labels."""
-    place = {label: i for i, domain in enumerate(CLINC150_DOMAINS) for label in GROUPS[f"clinc150-{domain}"][1]}
+def _groups(file: str, names: Iterable[str]) -> tuple[int, ...]:
+    """The group of each label of a file, as a place in `names`."""
+    place = {label: i for i, name in enumerate(names) for label in GROUPS[f"{file}-{name}"][1]}
     return tuple(place[label] for label in range(len(place)))
 
 
@@ -61,8 +65,23 @@ SKILLS: dict[str, Kind] = {
         tuple(range(6)),
     ),
     "sources": Kind("subj", "{sentence}\nThis is from a film's", ("review", "plot"), (0, 1)),
-    "intents": Kind("clinc150", "{sentence}\nDomain:", tuple(WORDS[domain] for domain in CLINC150_DOMAINS), _domains()),
+    "intents": Kind(
+        "clinc150",
+        "{sentence}\nDomain:",
+        tuple(WORDS[domain] for domain in CLINC150_DOMAINS),
+        _groups("clinc150", CLINC150_DOMAINS),
+    ),
+    "sentiment": Kind("sst2", "{sentence}\nThis review is", ("negative", "positive"), (0, 1)),
+    "opinions": Kind("mpqa", "{sentence}\nThis sounds", ("bad", "good"), (0, 1)),
+    "banking": Kind(
+        "banking77",
+        "{sentence}\nThis is about a",
+        tuple(BANKING77_THEMES.values()),
+        _groups("banking77", BANKING77_THEMES),
+    ),
 }
+#: The first three, which benchmarks of small searches take.
+FEW = ("questions", "sources", "intents")
 
 
 @dataclass(frozen=True)
