@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from merganser.checkpoints.adapter_file import AdapterFile
 from merganser.checkpoints.adapter_kohya import LoraFile
 from merganser.checkpoints.adapter_peft import PeftLayers, PeftTensor
 from merganser.checkpoints.adapter_updates import AdapterUpdate, Ia3Update, TokenUpdate, UpdatedTensor
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, views
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, hash_text, views
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.kinds import is_adapter
 from merganser.checkpoints.layouts import module_tensors
@@ -273,7 +272,7 @@ class Adapted(View):
 
     def fingerprint(self) -> str:
         own = f"{self.source.fingerprint()} {self.adapter.weights.fingerprint()} {self.adapter.config}"
-        return hashlib.sha256(own.encode()).hexdigest()
+        return hash_text(own)
 
     def files(self) -> Sequence[Path]:
         return [*self.source.files(), *self.adapter.weights.files()]

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Rows = tuple[int, int]
+#: Entries of a block that stays in cache.
+_BLOCK = 1 << 17
 
 
 @dataclass(frozen=True, init=False)
@@ -106,6 +108,15 @@ class Checkpoint(Shown, Mapping[str, "Tensor"]):
     def aliases(self) -> Mapping[str, str]:
         """Return tied names: alias -> the stored name with the same weights."""
         return {}
+
+    def resolve_alias(self, name: str) -> str:
+        """Return the stored name of a tensor that may be given by a tied one."""
+        return self.aliases().get(name, name)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all stored tensors in bytes; tied ones count once."""
+        return sum(self.spec(name).nbytes for name in self.names())
 
     def fingerprint(self) -> str:
         """Return a text that changes when the weights may have changed; reads only headers if the source allows it."""
@@ -224,7 +235,7 @@ class View(Checkpoint):
 
     def fingerprint(self) -> str:
         own = self.label.removeprefix(self.source.label)  # which has the path that the source was opened by
-        return hashlib.sha256(f"{type(self).__name__}{own} {self.source.fingerprint()}".encode()).hexdigest()
+        return hash_text(f"{type(self).__name__}{own} {self.source.fingerprint()}")
 
     def files(self) -> Sequence[Path]:
         return self.source.files()
@@ -247,6 +258,11 @@ def views(checkpoint: Checkpoint) -> Iterator[View]:
         checkpoint = checkpoint.source
 
 
+def hash_text(text: str) -> str:
+    """Return the SHA-256 of a text in hexadecimal, for fingerprints."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def is_integer(dtype: torch.dtype | Element) -> bool:
     """Return whether a dtype is integer or boolean; such tensors (counters, position ids) are never averaged."""
     return not (dtype.is_floating_point or dtype.is_complex)
@@ -259,6 +275,17 @@ def read_entries(checkpoint: Checkpoint, name: str, rows: Rows | None = None) ->
         return stored
     tensor = checkpoint.read(name, rows)
     return StoredEntries.of(tensor) if tensor.is_contiguous() and tensor.device.type == "cpu" else None
+
+
+def row_blocks(spec: TensorSpec, rows: Rows | None = None, entries: int = _BLOCK) -> Iterator[Rows | None]:
+    """Yield rows in blocks of about so many entries; by default, blocks stay in cache. A number is one block, None."""
+    if not spec.shape:
+        yield None
+        return
+    first, last = rows or (0, spec.shape[0])
+    step = max(1, entries // max(1, math.prod(spec.shape[1:])))
+    for start in range(first, last, step):
+        yield start, min(start + step, last)
 
 
 def select_rows(tensor: Tensor, rows: Rows | None) -> Tensor:

@@ -110,7 +110,7 @@ class Dequantised(View):
         return [own, *super().notes()]
 
     def _codec(self, name: str) -> Codec | None:
-        return self._codecs.get(self.source.aliases().get(name, name))
+        return self._codecs.get(self.source.resolve_alias(name))
 
 
 def _listed(forms: Mapping[str, int]) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, hash_text
 from merganser.checkpoints.json_file import read_object
 from merganser.checkpoints.kinds import TORCH_SUFFIXES
 from merganser.checkpoints.safetensors_file import SafetensorsFile
@@ -86,7 +85,7 @@ class Directory(Checkpoint):
 
     def fingerprint(self) -> str:
         parts = sorted(f"{file} {shard.fingerprint()}" for file, shard in self._shards.items())
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return hash_text("\n".join(parts))
 
     def files(self) -> Sequence[Path]:
         return [path for shard in self._shards.values() for path in shard.files()]

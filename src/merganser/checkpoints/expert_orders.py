@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from merganser.checkpoints.base import Checkpoint, Rows, View
+from merganser.checkpoints.base import Checkpoint, Rows, View, hash_text
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.gguf_config import model_config
 from merganser.checkpoints.quantised import refuse_quantised
@@ -141,7 +140,7 @@ class MatchedExperts(View):
             return assign(_agreement(self.reference, self.source, layer))
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        name = self.aliases().get(name, name)
+        name = self.resolve_alias(name)
         if name not in self._places:
             return self.source.read(name, rows)
         layer, part, place = self._places[name]
@@ -169,7 +168,7 @@ class MatchedExperts(View):
 
     def fingerprint(self) -> str:
         own = f"{self.source.fingerprint()}\nexperts as in {self.reference.fingerprint()}"
-        return hashlib.sha256(own.encode()).hexdigest()
+        return hash_text(own)
 
     def lineage(self) -> Lineage:
         return Lineage(models=(self.source.label,), methods=("match-experts",))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, hash_text
 from merganser.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class Grafted(View):
 
     def fingerprint(self) -> str:
         own = f"{self.source.fingerprint()} {self._part.fingerprint()} {sorted(self._places.items())}"
-        return hashlib.sha256(own.encode()).hexdigest()
+        return hash_text(own)
 
     def files(self) -> Sequence[Path]:
         return [*self._part.files(), *self.source.files()]

@@ -8,12 +8,11 @@ the stored tensors of another, block by block.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, hash_text
 from merganser.checkpoints.gguf_config import model_config
 from merganser.checkpoints.lazy_tensors import LazyTensor, StoredTensor, stored_names
 from merganser.checkpoints.scattering import scatter
@@ -142,7 +141,7 @@ class InLayout(View):
 
     def fingerprint(self) -> str:
         own = f"{self.source.fingerprint()} {' '.join(self._names)}"
-        return hashlib.sha256(own.encode()).hexdigest()
+        return hash_text(own)
 
 
 def as_modules(checkpoint: Checkpoint, model: nn.Module) -> Checkpoint:

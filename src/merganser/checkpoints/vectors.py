@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, is_integer
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, hash_text, is_integer, row_blocks
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.quantised import refuse_quantised
 from merganser.checkpoints.recent import Recent
@@ -27,7 +27,6 @@ from merganser.kernels.spectra import Factors, top_svd
 
 T = TypeVar("T")
 Condition = Callable[[str, Tensor, Tensor], Tensor]
-_BLOCK = 1 << 17
 _KEPT = 4
 
 
@@ -68,7 +67,7 @@ class Vector(Checkpoint):
     def fingerprint(self) -> str:
         own = [type(self).__name__, *map(repr, self.settings)]
         text = " ".join([*own, *(part.fingerprint() for part in self.parts), *self._specs])
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hash_text(text)
 
     def files(self) -> Sequence[Path]:
         return [path for part in self.parts for path in part.files()]
@@ -286,17 +285,6 @@ class _Scores:
 def widen(spec: TensorSpec) -> TensorSpec:
     """Return the spec of a difference: at least float32."""
     return TensorSpec(spec.shape, torch.float64 if spec.dtype == torch.float64 else torch.float32)
-
-
-def row_blocks(spec: TensorSpec, rows: Rows | None = None, entries: int = _BLOCK) -> Iterator[Rows | None]:
-    """Yield rows in blocks of about so many entries, which stay in cache; None, for all, if a tensor has no rows."""
-    if not spec.shape:
-        yield None
-        return
-    first, last = rows or (0, spec.shape[0])
-    step = max(1, entries // max(1, math.prod(spec.shape[1:])))
-    for start in range(first, last, step):
-        yield start, min(start + step, last)
 
 
 def in_blocks(spec: TensorSpec, rows: Rows | None, compute: Callable[[Rows | None], Tensor]) -> Tensor:

@@ -6,12 +6,11 @@ A `VocabularyMap` describes the rows as data for a plan; `Remapped` is the view.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, hash_text
 from merganser.checkpoints.recent import Recent
 from merganser.checkpoints.row_fits import HELD, fit_sparse, mean_row
 from merganser.checkpoints.row_runs import RowRun, Terms, gather
@@ -83,7 +82,7 @@ class Remapped(View):
         self._mean_rows, self._fit_rows = (
             _ranges(starts, [i for i, run in enumerate(remap.runs) if run.sources == kind]) for kind in (None, "fit")
         )
-        self._identity = hashlib.sha256(repr(remap).encode()).hexdigest()
+        self._identity = hash_text(repr(remap))
         self._means: Recent[Tensor] = Recent()
         self._fitted: Recent[_Fitted] = Recent()
 
@@ -119,7 +118,7 @@ class Remapped(View):
 
     def fingerprint(self) -> str:
         parts = [self._identity, self.source.fingerprint(), *(model.fingerprint() for model in self._models)]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return hash_text("\n".join(parts))
 
     def overhead(self, name: str, entries: int) -> int:
         """Return the source's overhead plus that of fitting: the donor's rows, also centred, the fit of a batch, and
@@ -138,7 +137,7 @@ class Remapped(View):
             self.source.prefetch(name, rows)
 
     def _stored(self, name: str) -> str | None:
-        name = self.aliases().get(name, name)
+        name = self.resolve_alias(name)
         return name if name in self._tensors else None
 
     def _width(self, name: str) -> torch.dtype:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from merganser.checkpoints.base import Checkpoint, Rows, View
+from merganser.checkpoints.base import Checkpoint, Rows, View, hash_text
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
@@ -207,7 +206,7 @@ class Applied(View):
                 raise CheckpointError(
                     f"{name!r} is {vector.spec(name)} in the task vector and {base.spec(name)} in {base.label}"
                 )
-            stored = base.aliases().get(name, name)
+            stored = base.resolve_alias(name)
             if stored in codes:
                 raise CheckpointError(
                     f"the task vector changes {name!r}, {base.spec(name)} of {base.label}, which belongs to the "
@@ -225,7 +224,7 @@ class Applied(View):
         return Applied(self.source, Combination([(self.scale, self.vector), (scale, vector)]))
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        stored = self.source.aliases().get(name, name)
+        stored = self.source.resolve_alias(name)
         if stored not in self._moved:
             return self.source.read(stored, rows)
         return in_blocks(widen(self.source.spec(stored)), rows, lambda part: self._compute(stored, part))
@@ -239,7 +238,7 @@ class Applied(View):
 
     def fingerprint(self) -> str:
         parts = f"{self.source.fingerprint()} {self.scale!r} {self.vector.fingerprint()}"
-        return hashlib.sha256(parts.encode()).hexdigest()
+        return hash_text(parts)
 
     def files(self) -> Sequence[Path]:
         return [*self.source.files(), *self.vector.files()]
@@ -249,7 +248,7 @@ class Applied(View):
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         super().prefetch(name, rows)
-        if (stored := self.source.aliases().get(name, name)) in self._moved:
+        if (stored := self.source.resolve_alias(name)) in self._moved:
             self.vector.prefetch(self._moved[stored], rows)
 
 

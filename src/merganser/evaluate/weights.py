@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from merganser.checkpoints.base import Checkpoint, is_integer
-from merganser.checkpoints.vectors import row_blocks
+from merganser.checkpoints.base import Checkpoint, is_integer, row_blocks
 from merganser.evaluate.verdicts import Check
 
 
@@ -22,7 +21,7 @@ def check_weights(checkpoint: Checkpoint) -> Check:
             continue
         count += 1
         moved = False
-        for rows in row_blocks(spec) if spec.shape else [None]:
+        for rows in row_blocks(spec):
             block = checkpoint.read(name, rows).float()
             bad = int((~torch.isfinite(block)).sum())
             if bad:

@@ -7,13 +7,14 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from merganser.checkpoints.base import Checkpoint, is_integer
+from merganser.checkpoints.base import Checkpoint, is_integer, row_blocks
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import CheckpointError
 from merganser.lazy import torch
 
-_CHUNK = 1 << 24
+#: Entries that are read and hashed at once.
+_BLOCK = 1 << 22
 
 
 def place_of(base: Reference) -> str | None:
@@ -41,11 +42,9 @@ def weights_checksum(checkpoint: Checkpoint) -> str:
     for name in sorted({*checkpoint.names(), *checkpoint.aliases()}):
         spec = checkpoint.spec(name)
         digest.update(f"{name} {spec.dtype} {list(spec.shape)}\n".encode())
-        height = spec.shape[0] if spec.shape else 1
-        step = max(1, _CHUNK * height // max(1, spec.nbytes))
-        for start in range(0, height, step):
-            rows = checkpoint.read(name, (start, min(start + step, height)) if spec.shape else None)
-            digest.update(rows.to(spec.dtype).contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        for rows in row_blocks(spec, entries=_BLOCK):
+            block = checkpoint.read(name, rows).to(spec.dtype)
+            digest.update(block.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -280,9 +280,8 @@ class Library(ExpertCollection, Shown):
 
     def size(self) -> Size:
         """Return the bytes on disk of the base's weights, of every expert, and of their shared part."""
-        weights = sum(self.base.spec(name).nbytes for name in self.base.names())
         shared = self.manifest.shared.nbytes if self.manifest.shared else 0
-        return Size(weights, {name: record.nbytes for name, record in self.manifest.experts.items()}, shared)
+        return Size(self.base.nbytes, {name: record.nbytes for name, record in self.manifest.experts.items()}, shared)
 
     def verify(self, on_part: Callable[[str], None] = lambda part: None) -> list[Finding]:
         """Read every byte of the base and of the experts, and compare their checksums with the manifest."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, hash_text
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.vectors import Vector, in_blocks
 from merganser.methods.matrices import matrix_shape
@@ -59,7 +58,7 @@ class Packed(Checkpoint):
 
     def fingerprint(self) -> str:
         parts = f"{self._kind} {self._threshold} {self._delta.fingerprint()} {self._shared.fingerprint()}"
-        return hashlib.sha256(parts.encode()).hexdigest()
+        return hash_text(parts)
 
     def files(self) -> Sequence[Path]:
         return [*self._delta.files(), *self._shared.files(), *self._expert.files()]

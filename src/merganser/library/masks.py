@@ -14,7 +14,6 @@ all experts, since only their sum or election is stored; a build cannot be resum
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, hash_text, is_integer
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.directory import Directory
 from merganser.checkpoints.dtypes import dtype_of
@@ -184,9 +183,9 @@ class MaskLibrary(ExpertCollection):
     def size(self) -> Size:
         """Return the bytes of the base's weights, of the shared vector and of every expert's masks."""
         return Size(
-            base=sum(self.base.spec(name).nbytes for name in self.base.names()),
-            experts={name: _nbytes(self._bits(name)) for name in self.experts},
-            shared=_nbytes(open_checkpoint(self.path / "shared")),
+            base=self.base.nbytes,
+            experts={name: self._bits(name).nbytes for name in self.experts},
+            shared=open_checkpoint(self.path / "shared").nbytes,
         )
 
 
@@ -222,11 +221,11 @@ class MaskedExpert(View):
         return [*self.source.names(), *sorted(self._own - set(self.source.names()))]
 
     def spec(self, name: str) -> TensorSpec:
-        name = self.source.aliases().get(name, name)
+        name = self.source.resolve_alias(name)
         return self.bits.spec(name + FULL) if name in self._own else self.source.spec(name)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        name = self.source.aliases().get(name, name)
+        name = self.source.resolve_alias(name)
         if name in self._own:
             return self.bits.read(name + FULL, rows)
         if name not in self.shared:
@@ -243,7 +242,7 @@ class MaskedExpert(View):
 
     def fingerprint(self) -> str:
         parts = f"{self.source.fingerprint()} {self.shared.fingerprint()} {self.bits.fingerprint()} {self.scale!r}"
-        return hashlib.sha256(parts.encode()).hexdigest()
+        return hash_text(parts)
 
     def files(self) -> Sequence[Path]:
         return [*self.source.files(), *self.shared.files(), *self.bits.files()]
@@ -299,10 +298,6 @@ def _thresholds(given: float | Mapping[str, float], names: Sequence[str]) -> dic
 def _check_finite(checkpoint: Checkpoint, where: str) -> None:
     for name in checkpoint.names():
         check_finite(checkpoint.read(name), name, where)
-
-
-def _nbytes(checkpoint: Checkpoint) -> int:
-    return sum(checkpoint.spec(name).nbytes for name in checkpoint.names())
 
 
 def open_expert(path: Path) -> Checkpoint:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, is_integer, select_rows
+from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, hash_text, is_integer, select_rows
 from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.recent import Recent
 from merganser.errors import CheckpointError, InputError
@@ -44,11 +43,11 @@ class Expert(View):
         return [*self.source.names(), *own]
 
     def spec(self, name: str) -> TensorSpec:
-        name = self.source.aliases().get(name, name)
+        name = self.source.resolve_alias(name)
         return self.file.spec(name) if self.file.kinds.get(name) == "full" else self.source.spec(name)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        name = self.source.aliases().get(name, name)
+        name = self.source.resolve_alias(name)
         kind = self.file.kinds.get(name)
         if kind == "full":
             return self.file.full(name, rows)
@@ -62,7 +61,7 @@ class Expert(View):
     def fingerprint(self) -> str:
         shared = f" {self.file.shared.weights.fingerprint()}" if self.file.shared else ""
         parts = f"{self.source.fingerprint()} {self.file.weights.fingerprint()}{shared}"
-        return hashlib.sha256(parts.encode()).hexdigest()
+        return hash_text(parts)
 
     def files(self) -> Sequence[Path]:
         shared = self.file.shared.weights.files() if self.file.shared else ()
@@ -78,7 +77,7 @@ class Expert(View):
         """
         if name not in self:
             raise self.missing(name)
-        name = self.source.aliases().get(name, name)
+        name = self.source.resolve_alias(name)
         kind = self.file.kinds.get(name)
         if kind is None:
             return None
@@ -118,7 +117,7 @@ class MergedExperts(View):
         self._recent: Recent[Tensor] = Recent(3)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        name = self.source.aliases().get(name, name)
+        name = self.source.resolve_alias(name)
         base = self.source.read(name, rows)
         if not self.changing(name):
             return base
@@ -161,7 +160,7 @@ class MergedExperts(View):
 
     def fingerprint(self) -> str:
         parts: Mapping[str, str] = {expert.name: expert.fingerprint() for expert in self.experts}
-        return hashlib.sha256(f"{self.rule} {parts}".encode()).hexdigest()
+        return hash_text(f"{self.rule} {parts}")
 
     def files(self) -> Sequence[Path]:
         return [path for expert in self.experts for path in expert.files()]

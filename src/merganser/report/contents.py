@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
+from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer, row_blocks
 from merganser.checkpoints.tensor_names import block_of, natural_order
 from merganser.lazy import torch
 from merganser.report.collapsing import collapse_table
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 #: Number of tensors that are listed by default.
 UNFOLDED = 24
-_CHUNK = 1 << 24
+#: Entries that are checked at once.
+_BLOCK = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def contents(checkpoint: Checkpoint, *, check: bool = False) -> Contents:
                 dtype=spec.element.name,
                 parameters=spec.numel,
                 nbytes=spec.nbytes,
-                not_finite=_not_finite(checkpoint, name, spec) if check else None,
+                not_finite=_count_not_finite(checkpoint, name, spec) if check else None,
             )
         )
     return Contents(checkpoint.label, tuple(entries), checkpoint.fingerprint(), dict(checkpoint.aliases()))
@@ -162,17 +163,12 @@ def _describe(page: Page, found: Contents) -> None:
     page.add(tensors_table(found), folded=len(found.tensors) > UNFOLDED)
 
 
-def _not_finite(checkpoint: Checkpoint, name: str, spec: TensorSpec) -> int:
+def _count_not_finite(checkpoint: Checkpoint, name: str, spec: TensorSpec) -> int:
     if is_integer(spec.element) or not spec.numel:
         return 0
-    height = spec.shape[0] if spec.shape else 1
-    step = max(1, _CHUNK * height // spec.numel)
-    count = 0
-    for start in range(0, height, step):
-        rows = (start, min(start + step, height)) if spec.shape else None
-        # float8 does not support isfinite.
-        count += int((~torch.isfinite(checkpoint.read(name, rows).float())).sum())
-    return count
+    # float8 does not support isfinite.
+    blocks = (checkpoint.read(name, rows).float() for rows in row_blocks(spec, entries=_BLOCK))
+    return sum(int((~torch.isfinite(block)).sum()) for block in blocks)
 
 
 def shorten_blocks(names: Sequence[str]) -> list[str]:
