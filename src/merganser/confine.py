@@ -6,6 +6,7 @@ import os
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from merganser.errors import CheckpointError
+from merganser.excerpts import shorten
 
 _LONGEST = 255  # maximum bytes of a file name on common systems
 
@@ -33,19 +34,19 @@ def confine(directory: Path, name: object, what: str) -> Path:
         PosixPath('library/experts/math.safetensors')
     """
     if not isinstance(name, str):
-        raise CheckpointError(f"{what}: expected the name of a file, got {_shown(name)}")
+        raise CheckpointError(f"{what}: expected the name of a file, got {_show(name)}")
     if _leaves(name):
-        raise CheckpointError(f"{what}: {_shown(name)} is not the name of a file inside {directory}")
+        raise CheckpointError(f"{what}: {_show(name)} is not the name of a file inside {directory}")
     path = directory / name
     try:
         if any(len(os.fsencode(part)) > _LONGEST for part in path.parts):
             raise ValueError("it is too long")
         inside = _contains(directory.resolve(), path.resolve())
     except (OSError, RuntimeError, ValueError) as error:  # a cycle of links, or an invalid name
-        raise CheckpointError(f"{what}: {_shown(name)} is not the name of a file ({error})") from None
+        raise CheckpointError(f"{what}: {_show(name)} is not the name of a file ({error})") from None
     if not inside:
         raise CheckpointError(
-            f"{what}: {_shown(name)} is a link that leads out of {directory}; put the file itself in its place"
+            f"{what}: {_show(name)} is a link that leads out of {directory}; put the file itself in its place"
         )
     return path
 
@@ -65,6 +66,5 @@ def _contains(directory: Path, path: Path) -> bool:
     return snapshots is not None and path.is_relative_to(snapshots.parent.parent / "blobs")
 
 
-def _shown(name: object) -> str:
-    text = repr(name)
-    return text if len(text) <= 100 else f"{text[:100]}…"
+def _show(name: object) -> str:
+    return shorten(repr(name), 100, "start")

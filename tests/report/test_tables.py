@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from merganser.report.page import Page
-from merganser.report.tables import Table, shorten, show
+from merganser.report.tables import Table, show
 
 WIDE = Table(
     ["matrix", "shape", "rank", "STI", "after TSV-Merge", "normalised", "× chance", "energy kept"],
@@ -58,13 +58,6 @@ def test_a_table_that_fits_stays_in_one_part():
 def test_text_tables_always_fit(rows, width):
     text = Table(["name", "one", "two", "three"], rows).text(width=width)
     assert all(len(line) <= width for line in text.splitlines())
-
-
-@given(st.text(max_size=40), st.integers(1, 40))
-def test_a_shortened_text_keeps_its_ends(text, size):
-    short = shorten(text, size)
-    assert len(short) <= max(size, 1)
-    assert short == text if len(text) <= size else "…" in short
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from merganser.align.tracing.liveness import eliminate_dead, keep_outputs
 from merganser.align.tracing.routers import pin_targets
 from merganser.align.tracing.storage import identity, overlapping
 from merganser.errors import InputError, one_of
+from merganser.excerpts import list_some
 from merganser.modules.batches import InputsLike
 
 SymmetryKind = Literal["permutation", "orthogonal"]
@@ -187,7 +188,7 @@ def _refuse_unused(found: Symmetry, unused: Mapping[str, torch.Tensor]) -> None:
         return
     suspects = [n for n, t in unused.items() if t.is_floating_point() and max(t.shape, default=0) >= least]
     if suspects:
-        shown = ", ".join(repr(name) for name in suspects[:3]) + (", …" if len(suspects) > 3 else "")
+        shown = list_some([repr(name) for name in suspects], 3)
         raise InputError(
             f"the example inputs leave out weights that are wide enough to read units that move: {shown}; give "
             "more_examples that use them, or allow_unused=True if you do not need what they are for"

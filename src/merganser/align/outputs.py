@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from merganser.errors import InputError, did_you_mean
+from merganser.excerpts import list_some
 
 Outputs: TypeAlias = str | Sequence[str] | Callable[[Any], Any]
 """The name of an output ("logits"), a path into a nested one ("text_model_output.pooler_output", "0"), several of
@@ -29,7 +30,7 @@ def choose(returned: Any, outputs: Outputs | None) -> list[torch.Tensor]:
         chosen = [_follow(returned, path) for path in ([outputs] if isinstance(outputs, str) else outputs)]
     found = [leaf for leaf in tree_leaves(chosen) if isinstance(leaf, torch.Tensor)]
     if outputs is not None and not found:
-        raise InputError(f"outputs={outputs!r} chooses no tensor of what the module returns{_listing(returned)}")
+        raise InputError(f"outputs={outputs!r} chooses no tensor of what the module returns{_list_outputs(returned)}")
     return found
 
 
@@ -51,7 +52,7 @@ def _call(chooser: Callable[[Any], Any], returned: Any) -> Any:
     try:
         return chooser(returned)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise InputError(f"the function given as outputs fails: {error!r}{_listing(returned)}") from error
+        raise InputError(f"the function given as outputs fails: {error!r}{_list_outputs(returned)}") from error
 
 
 def _follow(returned: Any, path: str) -> Any:
@@ -67,11 +68,12 @@ def _follow(returned: Any, path: str) -> Any:
             value = getattr(value, step)
         else:
             known = [name for name, _ in names(returned)]
-            raise InputError(f"the module returns no output {path!r}{_listing(returned)}{did_you_mean(path, known)}")
+            raise InputError(
+                f"the module returns no output {path!r}{_list_outputs(returned)}{did_you_mean(path, known)}"
+            )
     return value
 
 
-def _listing(returned: Any) -> str:
+def _list_outputs(returned: Any) -> str:
     known = [name for name, _ in names(returned) if name]
-    more = f" and {len(known) - 8} more" if len(known) > 8 else ""
-    return f"; it returns {', '.join(known[:8])}{more}" if known else "; it returns one tensor without a name"
+    return f"; it returns {list_some(known, 8)}" if known else "; it returns one tensor without a name"

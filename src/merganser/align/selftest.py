@@ -18,6 +18,7 @@ from merganser.align.permutations import Permutations, identity, inverse, permut
 from merganser.align.sensitivity import ignores_inputs, relative_difference, untested_atoms
 from merganser.align.symmetries import Symmetry
 from merganser.errors import InputError, MerganserError
+from merganser.excerpts import list_some
 from merganser.modules.batches import Arguments, InputsLike
 
 logger = logging.getLogger(__name__)
@@ -143,7 +144,7 @@ def prove(
             "the self-test of %s is inconclusive for %s: no example input uses these weights; give more_examples that "
             "do, or .pin() them",
             name,
-            ", ".join(untested[:5]) + (f" and {len(untested) - 5} more" if len(untested) > 5 else ""),
+            list_some(untested, 5),
         )
 
 

@@ -31,6 +31,7 @@ from merganser.align.segments import concatenation as concatenation
 from merganser.align.segments import product as product
 from merganser.align.segments import segment_from_json
 from merganser.errors import InputError, did_you_mean
+from merganser.excerpts import list_some
 from merganser.kernels.assignment import Node, SymmetryGroup
 from merganser.strict_json import parse_json
 
@@ -292,7 +293,7 @@ class Symmetry:
             size = " × ".join(str(self.atoms[a].size) for a in (*self.ancestors(name), name))
             size += "" if atom.group == "permutation" else f" {atom.group}"
             places = [f"{tensor}[{dim}]" for tensor, dim in self.occurrences[name]]
-            shown = ", ".join(places[:6]) + (f", … {len(places) - 6} more" if len(places) > 6 else "")
+            shown = list_some(places, 6)
             rows.append(("  " * len(self.ancestors(name)) + name, size, shown))
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "\n".join(f"{a:<{widths[0]}}  {s:>{widths[1]}}  {acts}".rstrip() for a, s, acts in rows)

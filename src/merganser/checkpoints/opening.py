@@ -15,6 +15,7 @@ from merganser.checkpoints.memory import Module, StateDict
 from merganser.checkpoints.references import HUB_ID, exists, is_remote, parts
 from merganser.checkpoints.submodules import is_index
 from merganser.errors import CheckpointError, first_line, require
+from merganser.excerpts import shorten
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
@@ -89,8 +90,7 @@ def locate(reference: str) -> Path:
     if os.path.exists(path):  # not Path.exists, which raises on what is too long for a path
         return path
     if not HUB_ID.fullmatch(reference):
-        shown = reference if len(reference) <= 200 else f"{reference[:80]}…"
-        raise CheckpointError(f"{shown}: no such file or directory")
+        raise CheckpointError(f"{shorten(reference, 200, 'start')}: no such file or directory")
     hub = require("huggingface_hub", "hf")
     repository, _, revision = reference.partition("@")
     try:

@@ -15,6 +15,7 @@ from merganser.checkpoints.lfs_pointers import refuse_lfs_pointer
 from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.torch_archive import read_torch_archive
 from merganser.errors import CheckpointError
+from merganser.excerpts import list_some, shorten
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
@@ -114,7 +115,9 @@ def _check_names(file: IO[bytes], path: Path) -> None:
         try:
             for opcode, argument, _ in pickletools.genops(file):
                 if opcode.name in ("GLOBAL", "INST") and len(str(argument)) > _LONGEST_NAME:
-                    raise CheckpointError(f"{path}: refused: the pickle asks for {str(argument)[:60]!r}…")
+                    raise CheckpointError(
+                        f"{path}: refused: the pickle asks for {shorten(str(argument), 60, 'start')!r}"
+                    )
         except (ValueError, OverflowError):  # not a pickle, or the end; torch reports the error
             return
 
@@ -126,5 +129,5 @@ def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: contains a {type(content).__name__}, not a dict of tensors")
     if not any(isinstance(value, torch.Tensor) for value in content.values()):
-        raise CheckpointError(f"{path}: contains no tensors (keys: {', '.join(map(str, list(content)[:5]))} …)")
+        raise CheckpointError(f"{path}: contains no tensors (keys: {list_some([*map(str, content)], 5)})")
     return content

@@ -11,6 +11,7 @@ from typing import Any
 from merganser.cli.limits import raise_open_files
 from merganser.cli.output import emit, prepare_streams, say
 from merganser.errors import MerganserError
+from merganser.excerpts import shorten
 
 #: Command or group of commands -> the module that defines it as `app` or `command`, or `module:function`.
 COMMANDS = {
@@ -89,12 +90,8 @@ def main() -> None:
         if os.environ.get("MERGANSER_DEBUG"):
             raise
         if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename is not None:
-            fail(f"{_shorten(str(error.filename))}: {str(error.strerror).lower()}", 2)
+            fail(f"{shorten(str(error.filename), 120)}: {str(error.strerror).lower()}", 2)
         fail(f"unexpected {type(error).__name__}: {error} (MERGANSER_DEBUG=1 shows where)", 1)
-
-
-def _shorten(path: str) -> str:
-    return path if len(path) <= 120 else f"{path[:60]}…{path[-60:]}"
 
 
 def fail(message: str, code: int) -> None:

@@ -9,6 +9,7 @@ import typer
 from merganser.cli.options import Base, FactorDtype, Json, LowRankOnly, Out, Overwrite, Seed
 from merganser.cli.output import emit, say
 from merganser.cli.progress import ProgressReporter
+from merganser.excerpts import list_some
 
 if TYPE_CHECKING:
     from merganser.library.adapter_merging import MergeSpace
@@ -133,5 +134,4 @@ def show_report(report: AdapterReport, as_json: bool) -> None:
         kept = f"{len(report.whole)} tensors are saved whole, such as {report.whole[0]!r}"
         say(f"{kept}: PEFT loads them, vLLM does not")
     if report.left_out:
-        shown = ", ".join(report.left_out[:5]) + (" …" if len(report.left_out) > 5 else "")
-        say(f"left out, although they changed: {shown}")
+        say(f"left out, although they changed: {list_some(report.left_out, 5)}")

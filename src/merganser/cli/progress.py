@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from merganser.cli.output import emit, say, wrap_lines
+from merganser.excerpts import shorten
 from merganser.units import show_size, show_time
 
 if TYPE_CHECKING:
@@ -59,7 +60,10 @@ class ProgressReporter:
         elif self._bar is not None:
             width = self._bar.console.width
             amounts = self._amounts(done, total, rate, left, brief=width < WIDE)
-            shown = {"amounts": amounts, "name": _end(name, width - BAR - len(self._doing + amounts) - 3)}
+            shown = {
+                "amounts": amounts,
+                "name": shorten(name, max(1, width - BAR - len(self._doing + amounts) - 3), "end"),
+            }
             if self._task is None:
                 self._task = self._bar.add_task(self._doing, total=total, completed=done, **shown)
             self._bar.update(self._task, completed=done, total=total, **shown)
@@ -94,11 +98,6 @@ class ProgressReporter:
             return f"{done / max(1, total):.0%} of {show_size(total)}{ahead}"
         speed = f"  {show_size(rate)}/s" if rate > 0 else ""
         return f"{show_size(done)} of {show_size(total)}{speed}{ahead}"
-
-
-def _end(name: str, room: int) -> str:
-    """Return the end of a name, which tells tensors apart, in as many letters as there is room for."""
-    return name if len(name) <= room else f"…{name[len(name) - room + 1 :]}" if room > 1 else ""
 
 
 def _bar(doing: str) -> Any:

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 
+from merganser.excerpts import list_some
+
 #: Names that a representation shows.
 _SHOWN = 6
 
@@ -30,5 +32,4 @@ class ExpertCollection(ABC):
         return iter(self.experts)
 
     def __repr__(self) -> str:
-        names = ", ".join(self.experts[:_SHOWN]) + (", …" if len(self) > _SHOWN else "")
-        return f"<{type(self).__name__} {self.path}: {len(self)} experts: {names}>"
+        return f"<{type(self).__name__} {self.path}: {len(self)} experts: {list_some(self.experts, _SHOWN)}>"

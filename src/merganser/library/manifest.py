@@ -15,6 +15,7 @@ from merganser.confine import confine
 from merganser.engine.disk import Disk
 from merganser.engine.lock import Lock
 from merganser.errors import CheckpointError, InputError, MerganserError
+from merganser.excerpts import shorten
 from merganser.library.codes.catalogue import CHOICES, TensorChoice
 from merganser.library.ranks import KINDS, RankPolicy
 from merganser.library.schema import ManifestSection
@@ -35,9 +36,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 def check_name(name: str) -> None:
     """Check the name of an expert, which becomes the name of a file."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InputError(f"{str(name)[:100]!r} cannot name an expert: use only letters, digits, '.', '_' and '-'")
+        raise InputError(
+            f"{shorten(str(name), 100, 'start')!r} cannot name an expert: use only letters, digits, '.', '_' and '-'"
+        )
     if len(name) > 200:
-        raise InputError(f"'{name[:100]}…' cannot name an expert: it has more than 200 letters")
+        raise InputError(f"{shorten(name, 100, 'start')!r} cannot name an expert: it has more than 200 letters")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from merganser.errors import CheckpointError, did_you_mean
+from merganser.excerpts import shorten
 
 #: Maximum length of a text in a manifest: paths, names and checksums.
 LONGEST = 1 << 14
@@ -20,7 +21,7 @@ class ManifestSection:
     def __init__(self, content: Any, where: str) -> None:
         self.where = where
         if not isinstance(content, dict):
-            raise CheckpointError(f"{where}: damaged: expected an object, got {_shown(content)}")
+            raise CheckpointError(f"{where}: damaged: expected an object, got {_show(content)}")
         self._content = content
         self._read: set[str] = set()
 
@@ -33,7 +34,7 @@ class ManifestSection:
         return self._content.get(key) is not None
 
     def section(self, key: str) -> ManifestSection:
-        return ManifestSection(self._take(key), f"{self.where}: {_shown(key)[1:-1]}")
+        return ManifestSection(self._take(key), f"{self.where}: {_show(key)[1:-1]}")
 
     def text(self, key: str) -> str:
         value = self._take(key)
@@ -71,23 +72,20 @@ class ManifestSection:
     def done(self) -> None:
         """Refuse fields that were not read."""
         if left := next((key for key in self._content if key not in self._read), None):
-            raise CheckpointError(
-                f"{self.where}: damaged: unknown field {_shown(left)}{did_you_mean(left, self._read)}"
-            )
+            raise CheckpointError(f"{self.where}: damaged: unknown field {_show(left)}{did_you_mean(left, self._read)}")
 
     def damaged(self, key: str, expected: str, value: object) -> CheckpointError:
         """Return the error for an invalid field."""
-        return CheckpointError(f"{self.where}: damaged: {_shown(key)} must be {expected}, got {_shown(value)}")
+        return CheckpointError(f"{self.where}: damaged: {_show(key)} must be {expected}, got {_show(value)}")
 
     def _take(self, key: str) -> Any:
         self._read.add(key)
         if key not in self._content:
-            raise CheckpointError(f"{self.where}: damaged: {_shown(key)} is missing")
+            raise CheckpointError(f"{self.where}: damaged: {_show(key)} is missing")
         return self._content[key]
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
-    text = repr(value[:100] if isinstance(value, str) else value)
-    return text if len(text) <= 100 else f"{text[:100]}…"
+    return shorten(repr(value[:100] if isinstance(value, str) else value), 100, "start")

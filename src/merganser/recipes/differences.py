@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from merganser.excerpts import list_some, shorten
 from merganser.recipes.sources import SourceTable
 
 #: Settings of training, generation and storage, and those that other checks handle.
@@ -45,11 +46,10 @@ def note_differences(table: SourceTable, stacked: bool) -> list[str]:
             found.append(f"{other}; the output uses the config of {have}")
         pairs = [pair for pair in _differing(config, table.config(i)) if not (stacked and _is_of_layers(pair))]
         if pairs:
-            shown = ", ".join(f"{k} {_short(theirs)} ({_short(ours)} in {have})" for k, ours, theirs in pairs[:_SHOWN])
-            more = f" and {len(pairs) - _SHOWN} more" if len(pairs) > _SHOWN else ""
+            shown = [f"{key} {_shorten(theirs)} ({_shorten(ours)} in {have})" for key, ours, theirs in pairs]
             found.append(
-                f"{label} has settings that change what its weights mean: {shown}{more}; the output uses those "
-                f"of {have}"
+                f"{label} has settings that change what its weights mean: {list_some(shown, _SHOWN)}; the output uses "
+                f"those of {have}"
             )
     return found
 
@@ -74,9 +74,8 @@ def _is_of_layers(pair: tuple[str, Any, Any]) -> bool:
     return isinstance(pair[1], list) or _LAYERS.search(pair[0]) is not None
 
 
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+def _shorten(value: Any) -> str:
+    return shorten(str(value), _LONGEST, "start")
 
 
 def _differing(

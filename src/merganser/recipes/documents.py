@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from merganser.errors import RecipeError, first_line, reading
+from merganser.excerpts import shorten
 
 #: Limit on the values of a document, also after aliases are expanded.
 _MOST_VALUES = 100_000
@@ -40,7 +41,7 @@ class _Loader(yaml.SafeLoader):
         except UnicodeDecodeError:
             line = node.start_mark.line + 1
             raise RecipeError(
-                f"line {line}: a text contains half of a surrogate pair: {_short(ascii(found))}"
+                f"line {line}: a text contains half of a surrogate pair: {shorten(ascii(found), 24, 'start')}"
             ) from None
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
@@ -48,9 +49,11 @@ class _Loader(yaml.SafeLoader):
         try:
             found = super().construct_yaml_int(node)
         except ValueError:
-            raise RecipeError(f"line {line}: not a whole number, or one too large: {_short(node.value)}") from None
+            raise RecipeError(
+                f"line {line}: not a whole number, or one too large: {shorten(node.value, 24, 'start')}"
+            ) from None
         if abs(found) >= _LARGEST:
-            raise RecipeError(f"line {line}: the number {_short(node.value)} is too large")
+            raise RecipeError(f"line {line}: the number {shorten(node.value, 24, 'start')} is too large")
         return found
 
     def construct_yaml_timestamp(self, node: yaml.ScalarNode) -> Any:
@@ -66,10 +69,6 @@ def _too_long() -> RecipeError:
     return RecipeError(
         f"more than {_MOST_VALUES:,} values; split it into nested recipes, or use a glob over checkpoints"
     )
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 24 else f"{text[:24]}…"
 
 
 def _bound(document: yaml.Node) -> None:

@@ -17,6 +17,7 @@ from merganser.checkpoints.tokenizer import Tokens, read_tokens
 from merganser.engine.merge import Merge, Open
 from merganser.engine.plan import Model
 from merganser.errors import CheckpointError, RecipeError, did_you_mean
+from merganser.excerpts import shorten
 from merganser.recipes.layers import Layout, find_layout
 from merganser.recipes.references import describe_places, locate
 from merganser.recipes.schema import Entry, Problems, Recipe
@@ -234,7 +235,7 @@ class SourceTable:
                 f"{entry.where}: {error}{describe_places(path, self._root) if missing else ''}"
             ) from error
         except OSError as error:
-            shown = path if len(path) <= 80 else f"{path[:80]}…"
+            shown = shorten(path, 80, "start")
             raise CheckpointError(f"{entry.where}: {shown}: cannot be opened: {error.strerror}") from error
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from merganser.excerpts import list_some, shorten
 from merganser.interference.advice import above_chance
 from merganser.interference.records import FRACTIONS, MatrixInterference, Survey
 from merganser.report.charts import Dot, Series, dot_plot, heat_map, line_chart
 from merganser.report.contents import shorten_blocks
 from merganser.report.page import Page
-from merganser.report.tables import Table, shorten
+from merganser.report.tables import Table
 
 #: Maximum singular vectors in a heat map over all experts: more would be smaller than a pixel on a phone.
 HEAT_MAP_VECTORS = 96
@@ -45,9 +46,7 @@ def sampled(found: Survey) -> list[str]:
 def left_out(found: Survey) -> list[str]:
     """Return the tensors of each expert that could not be compared."""
     return [
-        f"{name}: not compared, since the base has no tensor of that name and shape: "
-        + ", ".join(tensors[:3])
-        + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
+        f"{name}: not compared, since the base has no tensor of that name and shape: {list_some(tensors, 3)}"
         for name, tensors in found.left_out.items()
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
+from merganser.excerpts import shorten
 from merganser.origin.family import FamilyTree, describe
 from merganser.origin.lock_file import Ancestor
 from merganser.report.page import Page
@@ -89,10 +90,6 @@ def _box(ancestor: Ancestor, x: int, y: int) -> str:
     return (
         f'<g transform="translate({x},{y})"><title>{html.escape(describe(ancestor))}</title>'
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="6"/>'
-        f'<text x="8" y="18">{html.escape(_shorten(ancestor.label))}</text>'
-        f'<text x="8" y="35" class="said">{html.escape(_shorten(said))}</text></g>'
+        f'<text x="8" y="18">{html.escape(shorten(ancestor.label, _LETTERS, "end"))}</text>'
+        f'<text x="8" y="35" class="said">{html.escape(shorten(said, _LETTERS, "end"))}</text></g>'
     )
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _LETTERS else f"…{text[1 - _LETTERS :]}"

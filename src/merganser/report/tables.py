@@ -11,6 +11,8 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from merganser.excerpts import shorten
+
 
 @dataclass(frozen=True)
 class Link:
@@ -124,13 +126,6 @@ def _groups(widths: Sequence[int], room: int) -> list[list[int]]:
         groups[-1].append(i)
         used += 2 + width
     return groups
-
-
-def shorten(text: str, size: int) -> str:
-    """Return a text of at most `size` letters: a longer one loses its middle, since names differ at their ends."""
-    if len(text) <= size:
-        return text
-    return f"{text[: (size - 1) // 2]}…{text[len(text) - size // 2 :]}"
 
 
 def terminal_width() -> int:

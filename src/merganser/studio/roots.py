@@ -11,6 +11,7 @@ from merganser.checkpoints.kinds import ADAPTER_CONFIG, is_adapter
 from merganser.checkpoints.references import parts
 from merganser.confine import confine
 from merganser.errors import CheckpointError, InputError
+from merganser.excerpts import shorten
 from merganser.studio.files import read_object
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ class Roots:
         """
         given = Path(os.path.expanduser(text))
         if "\0" in text or any(len(os.fsencode(part)) > _LONGEST for part in given.parts):
-            raise InputError(f"{text[:40]!r}… is not the name of a file: names have at most {_LONGEST} bytes")
+            raise InputError(
+                f"{shorten(text, 40, 'start')!r} is not the name of a file: names have at most {_LONGEST} bytes"
+            )
         for root in self.directories if given.is_absolute() else [self.home]:
             name = str(given.relative_to(root)) if given.is_relative_to(root) else str(given)
             if name == ".":

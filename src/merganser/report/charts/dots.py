@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from merganser.excerpts import shorten
 from merganser.report.charts.axes import Axis, Tick, can_show
 from merganser.report.charts.frame import frame, tooltip
 from merganser.report.charts.style import own
-from merganser.report.tables import shorten
 
 
 @dataclass(frozen=True)

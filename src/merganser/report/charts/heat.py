@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from merganser.excerpts import shorten
 from merganser.report.charts.axes import Tick
 from merganser.report.charts.frame import frame, tooltip
-from merganser.report.tables import shorten
 
 #: Levels of a colour: cells of one level are one path, which keeps pages small.
 _LEVELS = 12
