@@ -177,13 +177,13 @@ def test_a_chat_template_has_turns_and_its_own_marks(llamas, tmp_path):
 def test_questions_are_tokenized_once_for_all_models(llamas, monkeypatch):
     quiz = MultipleChoice(str(llamas / "quiz.jsonl"), str(llamas / "base"))
     made = []
-    original = MultipleChoice._pairs
+    original = MultipleChoice._tokenize_options
 
     def counted(self, model, item, record):
         made.append(item)
         return original(self, model, item, record)
 
-    monkeypatch.setattr(MultipleChoice, "_pairs", counted)
+    monkeypatch.setattr(MultipleChoice, "_tokenize_options", counted)
     with torch.inference_mode():
         for name in ("math", "code"):
             quiz(Loader("causal-lm", str(llamas / name))().eval(), [0, 1, 3])

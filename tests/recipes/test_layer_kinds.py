@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from merganser import recipes
 from merganser.errors import CheckpointError, InputError, RecipeError
 from merganser.recipes.layer_kinds import Kinds
-from merganser.recipes.layer_places import _extended
+from merganser.recipes.layer_places import continue_periodically
 from merganser.recipes.running import run
 
 try:
@@ -316,7 +316,7 @@ def test_edits_say_of_every_layer_what_it_was(data):
 )
 def test_a_pattern_goes_on_as_it_repeats_itself(beginning, period, place):
     whole = [*beginning, *period * 40]
-    assert _extended([frozenset(e) for e in whole[:30]], place) == frozenset(whole[place])
+    assert continue_periodically([frozenset(e) for e in whole[:30]], place) == frozenset(whole[place])
 
 
 def test_a_threshold_that_cannot_be_moved_is_refused(directory, tmp_path):

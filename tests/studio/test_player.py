@@ -191,7 +191,7 @@ class Pieced:
 
 
 def test_tokens_keep_their_spaces_and_characters_their_bytes():
-    from merganser.studio.player import _pieces
+    from merganser.studio.player import split_pieces
 
-    assert _pieces(Pieced(), [0, 1, 2, 3]) == ["Once", " upon", "", "é"]
-    assert _pieces(Pieced(), []) == []
+    assert split_pieces(Pieced(), [0, 1, 2, 3]) == ["Once", " upon", "", "é"]
+    assert split_pieces(Pieced(), []) == []

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from merganser.errors import RecipeError
-from merganser.surgery.moe_recipes import _path, load_moe
+from merganser.surgery.moe_recipes import load_moe, read_path
 
 
 @pytest.mark.parametrize(
@@ -17,13 +17,13 @@ from merganser.surgery.moe_recipes import _path, load_moe
     ],
 )
 def test_a_model_keeps_its_adapter_and_revision(written: object, reference: str) -> None:
-    assert _path(written, "experts[0].source_model") == reference
+    assert read_path(written, "experts[0].source_model") == reference
 
 
 @pytest.mark.parametrize("written", [None, "", 3, {}, {"model": "./a", "lroa": "./lora"}, {"model": {}}])
 def test_anything_else_is_refused(written: object) -> None:
     with pytest.raises(RecipeError, match="source_model"):
-        _path(written, "experts[0].source_model")
+        read_path(written, "experts[0].source_model")
 
 
 def test_low_rank_experts_are_refused_with_the_reason() -> None:

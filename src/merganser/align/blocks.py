@@ -73,10 +73,10 @@ def blocks(symmetry: Symmetry, name: str) -> Iterator[Block]:
         groups: list[_Group] = []
         start = 0
         for segment in segments:
-            groups += _grouped(symmetry, segment, start)
+            groups += _group_factors(symmetry, segment, start)
             start += len(segment.factors)
         if any(symmetry.absent(segment) for segment in segments):
-            groups = _joined(symmetry, groups)
+            groups = _join_groups(symmetry, groups)
         for group in groups:
             group.sort(key=lambda item: symmetry.rank[item[0]])
         sizes = [size for segment in segments for size in segment.sizes]
@@ -87,7 +87,7 @@ def blocks(symmetry: Symmetry, name: str) -> Iterator[Block]:
         yield Block(name, segments, paths, (*moved, *rest), shape)
 
 
-def _grouped(symmetry: Symmetry, segment: AxisSegment, start: int) -> list[_Group]:
+def _group_factors(symmetry: Symmetry, segment: AxisSegment, start: int) -> list[_Group]:
     """Return the moved factors of a segment, grouped by tree."""
     groups: dict[str, _Group] = {}
     for axis, factor in enumerate(segment.factors, start):
@@ -96,7 +96,7 @@ def _grouped(symmetry: Symmetry, segment: AxisSegment, start: int) -> list[_Grou
     return list(groups.values())
 
 
-def _joined(symmetry: Symmetry, groups: Sequence[_Group]) -> list[_Group]:
+def _join_groups(symmetry: Symmetry, groups: Sequence[_Group]) -> list[_Group]:
     """Join groups of several axes if an atom of one lacks an ancestor that is in the other."""
 
     def lacks(group: _Group, other: _Group) -> bool:

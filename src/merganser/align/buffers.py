@@ -34,11 +34,13 @@ def moving_buffers(module: nn.Module, patterns: Sequence[str] = ()) -> frozenset
             raise InputError(f"no buffer matches {pattern!r}{did_you_mean(pattern, every)}")
         moving |= set(found)
     for prefix, owner in module.named_modules(remove_duplicate=False):
-        moving |= {f"{prefix}.{name}" if prefix else name for name in owner._buffers if _per_unit(owner, name)}
+        moving |= {
+            f"{prefix}.{name}" if prefix else name for name in owner._buffers if _has_entry_per_unit(owner, name)
+        }
     return frozenset(moving & set(every))
 
 
-def _per_unit(owner: nn.Module, name: str) -> bool:
+def _has_entry_per_unit(owner: nn.Module, name: str) -> bool:
     stem, _, kind = name.rpartition("_")
     of_weight = kind in ("mask", "u", "v") and f"{stem}_orig" in owner._parameters  # pruning, spectral_norm
     return of_weight or isinstance(owner, _SpectralNorm) or not _STATISTICS.isdisjoint(owner._buffers)

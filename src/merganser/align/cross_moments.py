@@ -83,16 +83,16 @@ def unit_grams(
         raise InputError("matching by activations runs the models: give modules, not weights")
     several(batches, "batches")
     if any(atom.group != "permutation" for symmetry in symmetries for atom in symmetry.atoms.values()):
-        models = [_canonical(model, symmetry) for model, symmetry in zip(models, symmetries, strict=True)]
-    watched = [_watched(model, symmetry) for model, symmetry in zip(models, symmetries, strict=True)]
+        models = [_copy_canonical(model, symmetry) for model, symmetry in zip(models, symmetries, strict=True)]
+    watched = [_find_watched_layers(model, symmetry) for model, symmetry in zip(models, symmetries, strict=True)]
     grams: dict[Path, Tensor] = {}
     seen = False
     with evaluating(*models), torch.no_grad():
         own = list(zip(models, watched, symmetries, strict=True))
-        scales = [_scales(*each, batches) if standardize else None for each in own]
+        scales = [_measure_scales(*each, batches) if standardize else None for each in own]
         for batch in batches:
             seen = True
-            found = [_by_path(*each, batch, scale) for each, scale in zip(own, scales, strict=True)]
+            found = [_collect_by_path(*each, batch, scale) for each, scale in zip(own, scales, strict=True)]
             for path in found[0]:
                 units = torch.cat([responses[path] for responses in found])
                 units = units.to(torch.promote_types(units.dtype, torch.float32))  # sums overflow in half precision
@@ -105,13 +105,13 @@ def unit_grams(
     return grams
 
 
-def _canonical(model: nn.Module, symmetry: Symmetry) -> nn.Module:
+def _copy_canonical(model: nn.Module, symmetry: Symmetry) -> nn.Module:
     copy = deepcopy(model)
     copy.load_state_dict(symmetry.canonical.of(model.state_dict()))
     return copy
 
 
-def _watched(model: nn.Module, symmetry: Symmetry) -> dict[str, AxisSegments]:
+def _find_watched_layers(model: nn.Module, symmetry: Symmetry) -> dict[str, AxisSegments]:
     """Return the layers whose output channels move, with the channels.
 
     The weight of a normalisation is constant in the canonical form; its channels are the inputs of its readers.
@@ -131,7 +131,7 @@ def _watched(model: nn.Module, symmetry: Symmetry) -> dict[str, AxisSegments]:
     return {name: channels for name, channels in found.items() if any(segment.atoms for segment in channels)}
 
 
-def _outputs(model: nn.Module, layers: Iterable[str], batch: InputsLike) -> dict[str, Tensor]:
+def _run_layers(model: nn.Module, layers: Iterable[str], batch: InputsLike) -> dict[str, Tensor]:
     modules = dict(model.named_modules())
     found: dict[str, Tensor] = {}
 
@@ -149,7 +149,7 @@ def _outputs(model: nn.Module, layers: Iterable[str], batch: InputsLike) -> dict
 _Scales = Mapping[str, tuple[Tensor, Tensor]]
 
 
-def _scales(
+def _measure_scales(
     model: nn.Module, layers: Mapping[str, AxisSegments], symmetry: Symmetry, batches: Iterable[InputsLike]
 ) -> _Scales:
     """Return mean and standard deviation of every channel of every layer.
@@ -158,7 +158,7 @@ def _scales(
     """
     moments: dict[str, Moments] = {}
     for batch in batches:
-        for layer, rows in _outputs(model, layers, batch).items():
+        for layer, rows in _run_layers(model, layers, batch).items():
             moments.setdefault(layer, Moments()).add(rows)
     found = {layer: values.values for layer, values in moments.items()}
     for layer, axis in layers.items():
@@ -168,11 +168,11 @@ def _scales(
     return found
 
 
-def _by_path(
+def _collect_by_path(
     model: nn.Module, layers: Mapping[str, AxisSegments], symmetry: Symmetry, batch: InputsLike, scales: _Scales | None
 ) -> dict[Path, Tensor]:
     """Return for every path the responses of a model's units, shape (m, samples of all its layers)."""
-    found = _outputs(model, layers, batch)
+    found = _run_layers(model, layers, batch)
     if scales is not None:
         least = torch.finfo(torch.float32).tiny
         found = {layer: (rows - scales[layer][0]) / scales[layer][1].clamp_min(least) for layer, rows in found.items()}

@@ -72,10 +72,10 @@ def stretch(shallow: nn.Module, deep: nn.Module, batches: Iterable[InputsLike], 
         >>> mg.align.stretch(shallow, deep, [tokens], blocks="layers").plan  # doctest: +SKIP
         (0, None, 1, 2)
     """
-    few, many = _block_names(shallow, blocks), _block_names(deep, blocks)
+    few, many = _list_blocks(shallow, blocks), _list_blocks(deep, blocks)
     _check(shallow, deep, blocks, few, many)
     batches = reusable(batches, "batches")
-    similarity = _similarities(shallow, deep, batches, few, many)
+    similarity = _compare_blocks(shallow, deep, batches, few, many)
     plan = place_blocks(similarity)
     for place, source in enumerate(plan):
         if source is not None and not similarity[source, place] >= _LEAST:
@@ -150,7 +150,7 @@ def silenced(model: nn.Module, block: str, batches: Iterable[InputsLike]) -> fro
     )
 
 
-def _block_names(model: nn.Module, blocks: str) -> list[str]:
+def _list_blocks(model: nn.Module, blocks: str) -> list[str]:
     if not isinstance(model, nn.Module):
         raise InputError("models of different depths are run: give modules, not weights")
     found = dict(model.named_modules()).get(blocks)
@@ -184,11 +184,11 @@ def _compare(first: Shapes, second: Shapes, one: str, other: str) -> None:
             raise InputError(f"{name!r} is {first.get(name)} in {one} and {second.get(name)} in {other}")
 
 
-def _similarities(
+def _compare_blocks(
     shallow: nn.Module, deep: nn.Module, batches: Iterable[InputsLike], few: Sequence[str], many: Sequence[str]
 ) -> NDArray[np.float64]:
     """Return linear CKA ‖YᵀX‖² / ‖XᵀX‖‖YᵀY‖ of the centred outputs of every pair of blocks."""
-    first, second = _features(shallow, batches, few), _features(deep, batches, many)
+    first, second = _collect_features(shallow, batches, few), _collect_features(deep, batches, many)
     found = np.zeros((len(first), len(second)))
     norms = [[float((x.T @ x).norm()) for x in own] for own in (first, second)]
     for i, x in enumerate(first):
@@ -199,7 +199,7 @@ def _similarities(
     return found
 
 
-def _features(model: nn.Module, batches: Iterable[InputsLike], blocks: Sequence[str]) -> list[Tensor]:
+def _collect_features(model: nn.Module, batches: Iterable[InputsLike], blocks: Sequence[str]) -> list[Tensor]:
     """Return the centred outputs of every block, (samples and positions, channels)."""
     kept: dict[str, list[Tensor]] = {block: [] for block in blocks}
 

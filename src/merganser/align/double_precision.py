@@ -76,16 +76,16 @@ def random_weights(module: nn.Module, symmetry: Symmetry, seed: int = 0) -> tupl
         if key not in drawn:
             constant = name in buffers and name not in moving
             drawn[key] = (
-                widen(tensor.detach()).clone() if constant else _drawn(name, tensor.detach(), buffers, generator)
+                widen(tensor.detach()).clone() if constant else _draw_weight(name, tensor.detach(), buffers, generator)
             )
         state[name] = drawn[key]
     rest = {name: widen(tensor) for name, tensor in buffers.items() if name not in state}
     return state, rest
 
 
-def _drawn(name: str, tensor: Tensor, buffers: Container[str], generator: torch.Generator) -> Tensor:
+def _draw_weight(name: str, tensor: Tensor, buffers: Container[str], generator: torch.Generator) -> Tensor:
     if tensor.is_complex():
-        return torch.view_as_complex(_drawn(name, torch.view_as_real(tensor.resolve_conj()), buffers, generator))
+        return torch.view_as_complex(_draw_weight(name, torch.view_as_real(tensor.resolve_conj()), buffers, generator))
     if not tensor.is_floating_point():
         return tensor.clone()
     noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device).sub_(0.5)

@@ -30,7 +30,7 @@ def private_copy(module: nn.Module) -> nn.Module:
     """
     memo: dict[int, Any] = {id(t): t for t in (*module.parameters(), *module.buffers())}
     for owner in module.modules():
-        for tensor in _kept_tensors(owner):
+        for tensor in _find_kept_tensors(owner):
             if id(tensor) not in memo and not tensor.is_leaf:  # deepcopy refuses the results of differentiable code
                 memo[id(tensor)] = tensor.detach().clone()
     try:
@@ -41,7 +41,7 @@ def private_copy(module: nn.Module) -> nn.Module:
             "the module is not changed: remove what cannot be copied from it"
         ) from error
     for owner in copy.modules():
-        if any(True for _ in _kept_tensors(owner)):
+        if any(True for _ in _find_kept_tensors(owner)):
             owner.train()
     _switch_off_caches(copy)
     return copy.eval()
@@ -49,19 +49,19 @@ def private_copy(module: nn.Module) -> nn.Module:
 
 def _switch_off_caches(copy: nn.Module) -> None:
     """Make models of transformers run without their key-value cache, which they return by default."""
-    for config in _settings(copy):
+    for config in _find_configs(copy):
         if getattr(config, "use_cache", None) is True:
             config.use_cache = False
 
 
 def use_experts(copy: nn.Module, implementation: str) -> None:
     """Choose how the experts of transformers are computed: "eager", "batched_mm" or "grouped_mm"."""
-    for config in _settings(copy):
+    for config in _find_configs(copy):
         if getattr(config, "_experts_implementation", None) is not None:
             config._experts_implementation = implementation
 
 
-def _settings(copy: nn.Module) -> Iterator[Any]:
+def _find_configs(copy: nn.Module) -> Iterator[Any]:
     """Yield the settings in the parts of a copied model."""
     return (vars(owner)["config"] for owner in copy.modules() if "config" in vars(owner))
 
@@ -81,22 +81,22 @@ def plain_kernels() -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(fused)
 
 
-def _kept_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+def _find_kept_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
     """Yield the tensors among the attributes of a module that are neither parameters nor buffers."""
     for name, value in vars(module).items():
         if name not in ("_parameters", "_buffers", "_modules"):
-            yield from _tensors(value)
+            yield from _walk_tensors(value)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _walk_tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
         for inner in value.values():
-            yield from _tensors(inner)
+            yield from _walk_tensors(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _tensors(inner)
+            yield from _walk_tensors(inner)
 
 
 def example_arguments(module: nn.Module, inputs: InputsLike, kwargs: Mapping[str, Any] | None = None) -> Arguments:

@@ -38,10 +38,10 @@ def start_placings(layout: TermLayout, count: int, start: Start, seed: int, held
         return [still] * count
     if start == "barycentre":
         held = held or frozenset({0})
-        uniform = {path: torch.full((m, m), 1.0 / m) for path, m in _sizes(layout).items()}
+        uniform = {path: torch.full((m, m), 1.0 / m) for path, m in _count_units(layout).items()}
         return [still if model in held else uniform for model in range(count)]
     streams = np.random.default_rng(seed).spawn(count)
-    return [still if model in held else _random_placing(layout, streams[model]) for model in range(count)]
+    return [still if model in held else _draw_placing(layout, streams[model]) for model in range(count)]
 
 
 def hard_placing(layout: TermLayout, permutations: Permutations) -> dict[Path, Tensor]:
@@ -68,11 +68,11 @@ def sinkhorn(matrices: NDArray[np.float64], tolerance: float = 1e-9, max_sweeps:
     return scaled
 
 
-def _sizes(layout: TermLayout) -> dict[Path, int]:
+def _count_units(layout: TermLayout) -> dict[Path, int]:
     return {path: int(np.prod(layout.sizes(path))) for paths in layout.paths.values() for path in paths}
 
 
-def _random_placing(layout: TermLayout, generator: np.random.Generator) -> dict[Path, Tensor]:
+def _draw_placing(layout: TermLayout, generator: np.random.Generator) -> dict[Path, Tensor]:
     """Return a random point of the hull: H[h, h'] · D_{hh'}[d, d'] · …, each factor doubly stochastic or a rotation.
 
     It is the mean over permutations drawn from H for the parents and, for the pairs they form, from D for the children.
@@ -87,7 +87,7 @@ def _random_placing(layout: TermLayout, generator: np.random.Generator) -> dict[
         else:
             draws[name] = random_rotations(generator, sizes, atom.group)
     placing = {}
-    for path, m in _sizes(layout).items():
+    for path, m in _count_units(layout).items():
         sizes = layout.sizes(path)
         mixed = np.ones(sizes * 2)
         for name in path:

@@ -61,7 +61,7 @@ class LatentWeights:
         """Return ½ (Θ_a + proj(Θ̃)) with the derivative of ½ Θ̃. Tied tensors stay tied."""
         middle = average([self._a, apply(self._symmetry, self.project(), self._b)])
         learned = {name: middle[name] + 0.5 * (tensor - tensor.detach()) for name, tensor in self._latent.items()}
-        return _tied(self._symmetry, middle | learned)
+        return _tie(self._symmetry, middle | learned)
 
     def step(self, loss: Tensor) -> None:
         """Change Θ̃ along the gradient of a loss."""
@@ -102,7 +102,7 @@ class LatentMaps:
         self._blocks = {name: tuple(blocks(symmetry, name)) for name in symmetry.axes if symmetry.free(name)}
         paths = dict.fromkeys(path for own in self._blocks.values() for block in own for path in block.paths)
         self._rotated = {path for path in paths if symmetry.atoms[path[-1]].group != "permutation"}
-        self._latent = {path: _matrix(symmetry, path, start).requires_grad_() for path in paths}
+        self._latent = {path: _build_matrix(symmetry, path, start).requires_grad_() for path in paths}
         self._assignments = Assignments(workers)
         groups = [
             {"params": [z], "lr": rate / symmetry.atoms[path[-1]].size ** 0.5 if path in self._rotated else rate}
@@ -130,7 +130,7 @@ class LatentMaps:
         found = self.project()
         maps = {}
         for path, latent in self._latent.items():
-            projected = _matrix(self._symmetry, path, found)
+            projected = _build_matrix(self._symmetry, path, found)
             if path in self._rotated:
                 with torch.no_grad():
                     latent.copy_(projected)
@@ -144,7 +144,7 @@ class LatentMaps:
                     array = move(array, axis, maps[path])
                 block.unfold(array, image)
             moved[name] = 0.5 * (self._a[name] + image)
-        return _tied(self._symmetry, self._pinned | moved)
+        return _tie(self._symmetry, self._pinned | moved)
 
     def step(self, loss: Tensor) -> None:
         """Change Z along the gradient of a loss."""
@@ -158,11 +158,11 @@ class LatentMaps:
         self._schedule.step()
 
 
-def _matrix(symmetry: Symmetry, path: Path, permutations: Permutations) -> Tensor:
+def _build_matrix(symmetry: Symmetry, path: Path, permutations: Permutations) -> Tensor:
     """Return the map of a path as a matrix, rows new and columns old."""
     index = torch.as_tensor(composite(symmetry, path, permutations))
     return torch.eye(len(index))[index] if index.dim() == 1 else index.float()
 
 
-def _tied(symmetry: Symmetry, state: State) -> State:
+def _tie(symmetry: Symmetry, state: State) -> State:
     return state | {alias: state[name] for alias, name in symmetry.aliases.items()}

@@ -38,12 +38,12 @@ class MultiHead(nn.Module):
             return copies[0]
         once = []
         for name, module in copies[0].named_modules():
-            full = {leaf: f"{name}.{leaf}".lstrip(".") for leaf in _weights(module)}
+            full = {leaf: f"{name}.{leaf}".lstrip(".") for leaf in _list_weights(module)}
             for store in ("_parameters", "_buffers"):
                 for leaf, value in getattr(module, store).items():
                     for copy in copies[1:] if full.get(leaf) in shared else ():
                         getattr(copy.get_submodule(name), store)[leaf] = value
-            if full and not _parts(module) and shared.issuperset(full.values()):
+            if full and not _has_parts(module) and shared.issuperset(full.values()):
                 once.append(name)
         return cls(copies, once)
 
@@ -58,33 +58,33 @@ class MultiHead(nn.Module):
         for head in others:
             with ExitStack() as stack:
                 for name, outputs in kept.items():
-                    stack.enter_context(_replayed(head.get_submodule(name), outputs))
+                    stack.enter_context(_replay(head.get_submodule(name), outputs))
                 found.append(head(*args, **kwargs))
         return tuple(found)
 
 
-def _weights(module: nn.Module) -> list[str]:
+def _list_weights(module: nn.Module) -> list[str]:
     return [*dict(module.named_parameters(recurse=False)), *dict(module.named_buffers(recurse=False))]
 
 
-def _parts(module: nn.Module) -> bool:
+def _has_parts(module: nn.Module) -> bool:
     return next(module.children(), None) is not None
 
 
 def _keep(outputs: list[Any], _module: nn.Module, _inputs: Any, output: Any) -> None:
-    outputs.append(_cloned(output))
+    outputs.append(_clone(output))
 
 
-def _cloned(output: Any) -> Any:
+def _clone(output: Any) -> Any:
     """Return copies of tensors, which later layers may change in place."""
     return tree_map_only(Tensor, Tensor.clone, output)
 
 
 @contextmanager
-def _replayed(module: nn.Module, outputs: Sequence[Any]) -> Iterator[None]:
+def _replay(module: nn.Module, outputs: Sequence[Any]) -> Iterator[None]:
     """Make a layer return the recorded outputs of another, call by call."""
     left = iter(outputs)
-    module.forward = lambda *args, **kwargs: _cloned(next(left))
+    module.forward = lambda *args, **kwargs: _clone(next(left))
     try:
         yield
     finally:
@@ -110,6 +110,6 @@ def tail_tensors(module: nn.Module, batches: Iterable[InputsLike], until: str) -
     if begin is None:
         raise InputError(f"the layer {until!r} does not run on these batches")
     late = {*calls[begin:], until}
-    if both := [name for name in calls[:begin] if name in late and _weights(known[name])]:
+    if both := [name for name in calls[:begin] if name in late and _list_weights(known[name])]:
         raise InputError(f"the layer {both[0]!r} runs before and after {until!r} begins: it cannot stay separate")
     return frozenset(name for name in module.state_dict() if any(name.startswith(f"{layer}.") for layer in late))

@@ -68,9 +68,9 @@ def inverse(symmetry: Symmetry, permutations: Permutations) -> Permutations:
     result: Permutations = {}
     for name, own in permutations.items():
         # The row for old parent position π(h) is the argsort of the row that now sits at h.
-        rows = np.argsort(own, axis=-1) if _permutes(symmetry, name) else own.swapaxes(-1, -2)
+        rows = np.argsort(own, axis=-1) if _is_permutation(symmetry, name) else own.swapaxes(-1, -2)
         undone = np.empty_like(rows)
-        undone[_old_rows(symmetry, name, permutations)] = rows
+        undone[_find_old_rows(symmetry, name, permutations)] = rows
         result[name] = undone
     return result
 
@@ -81,16 +81,16 @@ def compose(symmetry: Symmetry, first: Permutations, then: Permutations) -> Perm
     check(symmetry, then)
     result: Permutations = {}
     for name, own in then.items():
-        before = first[name][_old_rows(symmetry, name, then)]
-        result[name] = np.take_along_axis(before, own, axis=-1) if _permutes(symmetry, name) else own @ before
+        before = first[name][_find_old_rows(symmetry, name, then)]
+        result[name] = np.take_along_axis(before, own, axis=-1) if _is_permutation(symmetry, name) else own @ before
     return result
 
 
-def _permutes(symmetry: Symmetry, name: str) -> bool:
+def _is_permutation(symmetry: Symmetry, name: str) -> bool:
     return symmetry.atoms[name].group == "permutation"
 
 
-def _old_rows(symmetry: Symmetry, name: str, permutations: Permutations) -> tuple[Index, ...]:
+def _find_old_rows(symmetry: Symmetry, name: str, permutations: Permutations) -> tuple[Index, ...]:
     """Return the old positions of an atom's ancestors for every new position (an index of its array's rows)."""
     ancestors = symmetry.ancestors(name)
     new = np.indices([symmetry.atoms[a].size for a in ancestors], dtype=np.int64)
@@ -101,19 +101,19 @@ def apply(symmetry: Symmetry, permutations: Permutations, state: Mapping[str, to
     """Return `state` with every axis gathered by its permutation: a new dict of any dtype; inputs are not changed."""
     return {
         name: moved.clone() if moved.data_ptr() == state[name].data_ptr() else moved
-        for name, moved in _gathered(symmetry, permutations, state)
+        for name, moved in _gather_tensors(symmetry, permutations, state)
     }
 
 
 def permute_(symmetry: Symmetry, permutations: Permutations, state: Mapping[str, torch.Tensor]) -> None:
     """Permute the tensors of `state` in place, one after another; a tensor under several names is permuted once."""
     once = {id(tensor): name for name, tensor in state.items()}
-    for name, moved in _gathered(symmetry, permutations, {name: state[name] for name in once.values()}):
+    for name, moved in _gather_tensors(symmetry, permutations, {name: state[name] for name in once.values()}):
         if moved.data_ptr() != state[name].data_ptr():
             state[name].copy_(moved)
 
 
-def _gathered(
+def _gather_tensors(
     symmetry: Symmetry, permutations: Permutations, state: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor with its axes gathered; one that does not move is returned unchanged."""
@@ -157,7 +157,7 @@ def check(symmetry: Symmetry, permutations: Permutations) -> None:
             raise InputError(f"no permutation for atom {name!r}")
         if (found := np.shape(permutations[name])) != (shape := symmetry.shape(name)):
             raise InputError(f"permutation of {name!r} has shape {found}, expected {shape}")
-        if not _permutes(symmetry, name):
+        if not _is_permutation(symmetry, name):
             _check_rotation(permutations[name], atom)
         elif not np.array_equal(np.sort(permutations[name], axis=-1), np.broadcast_to(np.arange(atom.size), shape)):
             raise InputError(f"permutation of {name!r} repeats an index or leaves one out")

@@ -98,7 +98,9 @@ class SoftImage:
         every = frozenset(range(len(paths)))
         pieces = []
         for count in range(len(paths) + 1):
-            moved = [self._moved(images[every - set(axes)], axes, paths, vertex) for axes in combinations(every, count)]
+            moved = [
+                self._move_axes(images[every - set(axes)], axes, paths, vertex) for axes in combinations(every, count)
+            ]
             total = moved[0]
             for more in moved[1:]:
                 total = total.add_(more)
@@ -106,7 +108,7 @@ class SoftImage:
         return pieces
 
     @staticmethod
-    def _moved(array: Tensor, axes: Sequence[int], paths: Sequence[Path], vertex: Placing) -> Tensor:
+    def _move_axes(array: Tensor, axes: Sequence[int], paths: Sequence[Path], vertex: Placing) -> Tensor:
         for axis in axes:
             array = move(array, axis, vertex[paths[axis]])
         return array

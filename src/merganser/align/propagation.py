@@ -40,7 +40,7 @@ def propagate(ascent: Ascent, model: int, placed: Sequence[str] = ()) -> None:
     candidates: dict[str, _Candidate] = {}
     while left:
         for root in left:
-            known = _known_terms(placement, root, left)
+            known = _find_known_terms(placement, root, left)
             if root not in candidates or candidates[root].terms != known:
                 candidates[root] = _candidate(placement, model, root, known, ascent.assignments)
         best = max(left, key=lambda root: candidates[root].score)
@@ -50,7 +50,7 @@ def propagate(ascent: Ascent, model: int, placed: Sequence[str] = ()) -> None:
         left.remove(best)
 
 
-def _known_terms(placement: Placement, root: str, left: list[str]) -> frozenset[int]:
+def _find_known_terms(placement: Placement, root: str, left: list[str]) -> frozenset[int]:
     """Return the terms with this tree on one axis, and only placed trees on the others."""
     found = set()
     for term, _ in placement.layout.places[root]:
@@ -70,11 +70,11 @@ def _candidate(
     by_chance = sum(
         float(np.sum(p, dtype=np.float64)) / prod(placement.layout.sizes(path)) for path, p in profits.items()
     )
-    norm = _norm(placement, model, root)
+    norm = _score_norm(placement, model, root)
     return _Candidate(terms, solution, (value - by_chance) / norm if norm else 0.0)
 
 
-def _norm(placement: Placement, model: int, root: str) -> float:
+def _score_norm(placement: Placement, model: int, root: str) -> float:
     """Return √(‖W_p‖² ‖rest‖²) over the terms of a tree."""
     terms = {term for term, _ in placement.layout.places[root]}
     own = sum(inner(w, w) for w in (placement.images[model].weights[term] for term in terms))

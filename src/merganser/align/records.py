@@ -59,7 +59,7 @@ class Record:
         try:
             symmetry, found = Symmetry.from_json(metadata["symmetry"]), parse_json(metadata["universe"])
             models = tuple(found["models"])
-            permutations = _by_model(arrays, len(models))
+            permutations = _split_by_model(arrays, len(models))
             for own in permutations:
                 check(symmetry, own)
             trace = tuple(Step(**step) for step in found["trace"])
@@ -68,7 +68,7 @@ class Record:
             raise CheckpointError(f"{path}: not the permutations of an alignment: {error}") from error
 
 
-def _by_model(arrays: Mapping[str, np.ndarray], models: int) -> tuple[Permutations, ...]:
+def _split_by_model(arrays: Mapping[str, np.ndarray], models: int) -> tuple[Permutations, ...]:
     """Return the arrays of each model."""
     split = [(int(model), name, index) for key, index in arrays.items() for model, name in [key.split("/", 1)]]
     found: list[Permutations] = [{} for _ in range(models)]

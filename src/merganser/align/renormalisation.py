@@ -72,18 +72,18 @@ def repair(
         raise InputError("REPAIR needs the endpoints of the merge, permuted into its space")
     if not isinstance(merged, nn.Module):
         raise InputError(f"REPAIR runs the merged network: give a module, not {type(merged).__name__}")
-    states = [_endpoint(merged, position, endpoint) for position, endpoint in enumerate(endpoints)]
+    states = [_read_endpoint(merged, position, endpoint) for position, endpoint in enumerate(endpoints)]
     shares = shares_of(len(states), weights)
     repaired = deepcopy(merged)
     layers = _layers(repaired, skip)
     if any(isinstance(module, BATCH_NORMS) for module in repaired.modules()):
         return reset_batch_norm(repaired, batches)
-    goals = _goals(repaired, states, batches, layers, shares)
+    goals = _average_goals(repaired, states, batches, layers, shares)
     with evaluating(repaired):
         if not sequential:
-            return _in_one_pass(repaired, batches, goals)
+            return _correct_in_one_pass(repaired, batches, goals)
         for name, goal in goals.items():  # in the order of the forward pass
-            _fold(repaired.get_submodule(name), goal, _statistics(repaired, batches, [name])[name])
+            _fold(repaired.get_submodule(name), goal, _measure_layers(repaired, batches, [name])[name])
     return repaired
 
 
@@ -154,7 +154,7 @@ def _layers(model: nn.Module, skip: Sequence[str]) -> list[str]:
     ]
 
 
-def _endpoint(merged: nn.Module, position: int, endpoint: Reference) -> State:
+def _read_endpoint(merged: nn.Module, position: int, endpoint: Reference) -> State:
     """Return the weights of an endpoint, which must fit the merged network."""
     expected, state = state_of(merged), state_of(endpoint)
     if odd := sorted(expected.keys() ^ state.keys()):
@@ -169,7 +169,7 @@ def _endpoint(merged: nn.Module, position: int, endpoint: Reference) -> State:
     return state
 
 
-def _goals(
+def _average_goals(
     model: nn.Module,
     endpoints: Sequence[State],
     batches: Iterable[InputsLike],
@@ -182,13 +182,13 @@ def _goals(
         module = deepcopy(model)
         module.load_state_dict(endpoint)
         with evaluating(module):
-            found.append(_statistics(module, batches, layers))
+            found.append(_measure_layers(module, batches, layers))
     means = average([{name: mean for name, (mean, _) in own.items()} for own in found], shares)
     stds = average([{name: std for name, (_, std) in own.items()} for own in found], shares)
     return {name: (means[name], stds[name]) for name in means}
 
 
-def _statistics(
+def _measure_layers(
     model: nn.Module, batches: Iterable[InputsLike], layers: Sequence[str]
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return mean and standard deviation of every channel of the layers that ran, in the order of their first call."""
@@ -205,7 +205,9 @@ def _statistics(
     return found
 
 
-def _correction(goal: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor], has_bias: bool) -> tuple[Tensor, Tensor]:
+def _compute_correction(
+    goal: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor], has_bias: bool
+) -> tuple[Tensor, Tensor]:
     """Return scale and shift X ↦ sX + c; a constant channel is only shifted."""
     (mean, std), (wanted_mean, wanted_std) = now, goal
     alive = std > 1e-12 * (1.0 + mean.abs())
@@ -217,7 +219,7 @@ def _fold(layer: nn.Module, goal: tuple[Tensor, Tensor], now: tuple[Tensor, Tens
     weight, bias, axis = layer.weight, layer.bias, output_axis(layer)
     if not isinstance(weight, Tensor) or axis is None:
         raise TypeError(f"{type(layer).__name__} has no weight to fold into")
-    scale, shift = _correction(goal, now, isinstance(bias, Tensor))
+    scale, shift = _compute_correction(goal, now, isinstance(bias, Tensor))
     with torch.no_grad():
         moved = weight.double().movedim(axis, 0)
         rows = moved.reshape(scale.numel(), -1) * scale[:, None].to(moved)
@@ -227,7 +229,7 @@ def _fold(layer: nn.Module, goal: tuple[Tensor, Tensor], now: tuple[Tensor, Tens
             bias.copy_((flat * scale.to(flat) + shift.to(flat)).reshape(bias.shape))
 
 
-def _in_one_pass(
+def _correct_in_one_pass(
     model: nn.Module, batches: Iterable[InputsLike], goals: Mapping[str, tuple[Tensor, Tensor]]
 ) -> nn.Module:
     """Correct every layer on every batch by that batch's statistics, and fold in the overall correction."""
@@ -239,7 +241,7 @@ def _in_one_pass(
         moments[name].add(rows)
         batch = Moments()
         batch.add(rows)
-        scale, shift = _correction(goals[name], batch.values, layer.bias is not None)
+        scale, shift = _compute_correction(goals[name], batch.values, layer.bias is not None)
         shape = layer.normalized_shape if isinstance(layer, nn.LayerNorm) else (-1,)
         trailing = output.dim() - 2 if channels_second(layer, output) else 0
         view = (*shape, *([1] * trailing))

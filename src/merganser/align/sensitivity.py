@@ -25,7 +25,9 @@ def without_effect(run: Run, example: Arguments, weights: Mapping[str, Tensor], 
 
     def note(weight: Tensor) -> None:
         assert weight.grad is not None
-        effects[id(weight)] = max(effects.get(id(weight), 0.0), _largest(weight.grad) * _largest(weight.detach()))
+        effects[id(weight)] = max(
+            effects.get(id(weight), 0.0), _find_largest(weight.grad) * _find_largest(weight.detach())
+        )
         weight.grad = None
 
     once = {id(weight): weight for weight in weights.values() if weight.is_floating_point() or weight.is_complex()}
@@ -37,7 +39,7 @@ def without_effect(run: Run, example: Arguments, weights: Mapping[str, Tensor], 
         with torch.enable_grad():
             outputs = [value for value in run(example) if value.requires_grad]
             if outputs:
-                _combination(outputs).backward()  # type: ignore[no-untyped-call]
+                _combine_outputs(outputs).backward()  # type: ignore[no-untyped-call]
     except (InputError, RuntimeError):
         return set()
     finally:
@@ -49,13 +51,13 @@ def without_effect(run: Run, example: Arguments, weights: Mapping[str, Tensor], 
     return {name for name, weight in weights.items() if id(weight) in once and effects.get(id(weight), 0.0) <= rtol}
 
 
-def _largest(tensor: Tensor) -> float:
+def _find_largest(tensor: Tensor) -> float:
     """Return max |x|, without a copy of the tensor."""
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     return max((abs(float(end)) for end in real.aminmax()), default=0.0) if real.numel() else 0.0
 
 
-def _combination(outputs: list[Tensor]) -> Tensor:
+def _combine_outputs(outputs: list[Tensor]) -> Tensor:
     """Return a random linear combination of outputs, each on its own scale."""
     generator = torch.Generator().manual_seed(0)
     terms = []

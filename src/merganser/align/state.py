@@ -57,7 +57,7 @@ def states_of(models: Sequence[Reference], symmetry: Symmetry, least: int = 1) -
     """
     check_symmetry(symmetry)
     check_models(models)
-    states = [_complete(_copied(model), symmetry) for model in models]
+    states = [_complete(_copy_module_state(model), symmetry) for model in models]
     if len(states) < least:
         raise InputError(f"needs at least {least} models, got {len(states)}")
     for position, (model, state) in enumerate(zip(models, states, strict=True)):
@@ -83,7 +83,7 @@ def states_of(models: Sequence[Reference], symmetry: Symmetry, least: int = 1) -
     return [symmetry.canonical.of(state) for state in states]
 
 
-def _copied(model: Reference) -> State:
+def _copy_module_state(model: Reference) -> State:
     state = state_of(model)
     return {name: tensor.clone() for name, tensor in state.items()} if isinstance(model, nn.Module) else state
 

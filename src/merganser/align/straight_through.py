@@ -66,7 +66,7 @@ def straight_through(
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             layer.train()
     best = weight_matching(state_a, state_b, symmetry, start=start, tries=1, seed=seed, workers=workers)
-    lowest, count = _mean_loss(network, average([state_a, best.apply(state_b)]), batches, loss)
+    lowest, count = _average_loss(network, average([state_a, best.apply(state_b)]), batches, loss)
     trace = [Step("weights", best.objective, loss=lowest)]
     begin = (state_a, state_b, symmetry, best.permutations)
     latent: LatentWeights | LatentMaps
@@ -80,7 +80,7 @@ def straight_through(
         permutations = latent.project()
         objective = objective_of([state_a, state_b], [identity(symmetry), permutations], symmetry)
         found = replace(best, permutations=permutations, objective=objective)
-        reached, _ = _mean_loss(network, average([state_a, found.apply(state_b)]), batches, loss)
+        reached, _ = _average_loss(network, average([state_a, found.apply(state_b)]), batches, loss)
         trace.append(Step("ste", objective, loss=reached))
         if reached < lowest:
             best, lowest = found, reached
@@ -92,7 +92,7 @@ def _loss(network: nn.Module, state: State, batch: Batch, loss: Loss) -> Tensor:
     return loss(functional_call(network, state, *fitting(network, inputs)), targets)
 
 
-def _mean_loss(network: nn.Module, state: State, batches: Iterable[Batch], loss: Loss) -> tuple[float, int]:
+def _average_loss(network: nn.Module, state: State, batches: Iterable[Batch], loss: Loss) -> tuple[float, int]:
     """Return the mean loss over batches, and how many there are."""
     with torch.no_grad():
         losses = [float(_loss(network, state, batch, loss)) for batch in batches]

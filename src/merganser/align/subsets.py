@@ -51,8 +51,8 @@ def quality_matrix(
     """
     if not isinstance(models, Universe):
         check_models(models)
-    pairs = _matched_pairs(models, symmetry, options)
-    known = models.symmetry if isinstance(models, Universe) else _needed(symmetry)
+    pairs = _match_pairs(models, symmetry, options)
+    known = models.symmetry if isinstance(models, Universe) else _require_scores(symmetry)
     names = [name for name in known.axes if name not in known.buffers and name not in known.aliases]
     quality = np.empty((len(models), len(models)))
     for (i, j), (first, second) in pairs:
@@ -174,14 +174,14 @@ def compare_subsets(
     return rows
 
 
-def _needed(symmetry: Symmetry | None) -> Symmetry:
+def _require_scores(symmetry: Symmetry | None) -> Symmetry:
     if symmetry is None:
         raise InputError("models that are not yet in a universe need their symmetry")
     check_symmetry(symmetry)
     return symmetry
 
 
-def _matched_pairs(
+def _match_pairs(
     models: Sequence[Reference] | Universe, symmetry: Symmetry | None, options: dict[str, Any]
 ) -> Iterable[tuple[tuple[int, int], tuple[State, State]]]:
     size = len(models)
@@ -190,12 +190,15 @@ def _matched_pairs(
         for i, j in pairs:
             yield (i, j), (models.to_universe(i), models.to_universe(j))
         return
-    states = states_of(models, _needed(symmetry), least=2)
+    states = states_of(models, _require_scores(symmetry), least=2)
     for i, j in pairs:
         if i == j:
             yield (i, j), (states[i], states[i])
         else:
-            yield (i, j), (states[i], match(models[i], models[j], _needed(symmetry), **options).apply(models[j]))
+            yield (
+                (i, j),
+                (states[i], match(models[i], models[j], _require_scores(symmetry), **options).apply(models[j])),
+            )
 
 
 def _cosine(a: State, b: State, names: Iterable[str]) -> float:

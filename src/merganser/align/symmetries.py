@@ -212,7 +212,7 @@ class Symmetry:
         causes = self.causes.get(name) or ((),) * len(self.axes[name])
         lines = [name if self.axes[name] else f"{name}\n  has no axes"]
         for dim, (axis, own) in enumerate(zip(self.axes[name], causes, strict=True)):
-            lines.append(f"  axis {dim} ({sum(s.length for s in axis)}): {_explanation(axis, own)}")
+            lines.append(f"  axis {dim} ({sum(s.length for s in axis)}): {_explain_axis(axis, own)}")
         return "\n".join(lines)
 
     def pin(self, *patterns: str) -> Symmetry:
@@ -299,7 +299,7 @@ class Symmetry:
         return "\n".join(f"{a:<{widths[0]}}  {s:>{widths[1]}}  {acts}".rstrip() for a, s, acts in rows)
 
 
-def _explanation(axis: AxisSegments, causes: Sequence[str]) -> str:
+def _explain_axis(axis: AxisSegments, causes: Sequence[str]) -> str:
     """Return what an axis moves with, and what pins the rest of it."""
     atoms = dict.fromkeys(atom for segment in axis for atom in segment.atoms)
     pinned = any(f.atom is None and f.size > 1 for s in axis for f in s.factors)

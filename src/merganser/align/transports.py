@@ -85,7 +85,7 @@ def transport(
     if gradient_batches is not None and isinstance(target, nn.Module):
         gradient = mean_gradient(target, new, gradient_batches, loss)
         moved = {name: t * (t.sign() == -gradient[name].sign()) if name in gradient else t for name, t in moved.items()}
-    moved = {name: _without_negative(name, new[name], t, scales) for name, t in moved.items()}
+    moved = {name: _drop_negative_variances(name, new[name], t, scales) for name, t in moved.items()}
     best = scales[0]
     if score is not None:
         search = scale_search(new, moved, lambda weights, _: score(weights), budgets=(1,), alphas=scales)
@@ -139,7 +139,7 @@ def check_scales(scale: float | Sequence[float], score: WeightsScore | None) -> 
     return [float(one) for one in several_scales]
 
 
-def _without_negative(name: str, target: Tensor, moved: Tensor, scales: Sequence[float]) -> Tensor:
+def _drop_negative_variances(name: str, target: Tensor, moved: Tensor, scales: Sequence[float]) -> Tensor:
     """Return a moved vector without the entries that make a variance negative at one of the scales."""
     if not name.endswith("running_var"):
         return moved

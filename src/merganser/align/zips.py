@@ -114,9 +114,9 @@ def zip(
     for alias, name in symmetries[0].aliases.items():
         if (alias in tail) != (name in tail):
             raise InputError(f"{alias!r} and {name!r} are one weight, but only one of them would stay separate")
-    maps = _maps(models, states, symmetries, result, batches, tail)
+    maps = _find_maps(models, states, symmetries, result, batches, tail)
     count = len(models) if until is not None else 1
-    merge = partial(_merged, models, states, symmetries, result, maps)
+    merge = partial(_merge_tensor, models, states, symmetries, result, maps)
     shared = {name: merge(name, range(len(models))) for name in states[0] if name not in tail}
     made = tuple({n: shared[n] if n in shared else merge(n, [head]) for n in states[0]} for head in range(count))
     return Zip(result, made, frozenset(shared), maps.groups, tuple(maps.notes))
@@ -138,7 +138,7 @@ class _Maps:
         return torch.from_numpy(np.argsort(composite(self.symmetries[model], path, self.permutations[model])))
 
 
-def _maps(
+def _find_maps(
     models: Sequence[nn.Module],
     states: Sequence[State],
     symmetries: Sequence[Symmetry],
@@ -172,7 +172,7 @@ def _maps(
     permutations = [identity(own) for own in symmetries]
     matched = [name for name in single if name not in separate]
     if matched:
-        common = _common(symmetries)
+        common = _find_common(symmetries)
         shown = {path: gram for path, gram in grams.items() if path[0] in common.atoms}
         moments = CrossMoments(common, len(models), shown)
         own = {node.name for name in matched for node in result.trees[name].walk()}
@@ -183,7 +183,7 @@ def _maps(
     return _Maps(symmetries, groups, permutations, notes)
 
 
-def _common(symmetries: Sequence[Symmetry]) -> Symmetry:
+def _find_common(symmetries: Sequence[Symmetry]) -> Symmetry:
     """Return the atoms of which all models have as many units, and the tensors with no others."""
     first = symmetries[0]
     unequal = {name for name in first.atoms if len({own.shape(name) for own in symmetries}) > 1}
@@ -191,7 +191,7 @@ def _common(symmetries: Sequence[Symmetry]) -> Symmetry:
     return replace(first, atoms={n: atom for n, atom in first.atoms.items() if n not in unequal}, axes=same, causes={})
 
 
-def _merged(
+def _merge_tensor(
     models: Sequence[nn.Module],
     states: Sequence[State],
     symmetries: Sequence[Symmetry],
@@ -235,7 +235,7 @@ def _spread(share: Tensor, axis: int, size: int) -> Tensor:
     return share.select(axis, 0).unsqueeze(axis).expand(*share.shape[:axis], size, *share.shape[axis + 1 :])
 
 
-def _outline(symmetry: Symmetry) -> dict[str, list[list[tuple[str | int, ...]]]]:
+def _outline_layers(symmetry: Symmetry) -> dict[str, list[list[tuple[str | int, ...]]]]:
     """Return the layers of an architecture, of any width: for every axis its atoms and the sizes of what is pinned."""
     return {
         name: [[tuple(f.atom or f.size for f in segment.factors) for segment in axis] for axis in axes]
@@ -253,5 +253,5 @@ def _check(models: Sequence[nn.Module], symmetries: Sequence[Symmetry], into: Sy
         check_symmetry(own)
         if rotated := next((atom.name for atom in own.atoms.values() if atom.group != "permutation"), None):
             raise InputError(f"{rotated!r} is rotated, but zipping groups units; derive symmetries of permutations")
-        if _outline(own) != _outline(symmetries[0]):
+        if _outline_layers(own) != _outline_layers(symmetries[0]):
             raise InputError(f"{label} has different layers from model 0; only widths may differ")

@@ -78,7 +78,7 @@ def disentanglement(
             head = heads[task] if heads else _identity
             count = 0
             for batch in batches:
-                outputs = (_tangent_outputs if linearised else _outputs)(copied, base, task_vectors, batch)
+                outputs = (_run_tangent if linearised else _run_outputs)(copied, base, task_vectors, batch)
                 alone = [head(outputs(a, 0.0) if task == 0 else outputs(0.0, a)) for a in (first, second)[task]]
                 count += alone[0].shape[0]
                 for i, alpha in enumerate(first):
@@ -117,7 +117,7 @@ def euclidean(a: Tensor, b: Tensor) -> Tensor:
 _DISTANCES: dict[str, Distance] = {"disagreement": disagreement, "euclidean": euclidean}
 
 
-def _outputs(module: nn.Module, base: Weights, vectors: tuple[Weights, Weights], inputs: InputsLike) -> OutputsAt:
+def _run_outputs(module: nn.Module, base: Weights, vectors: tuple[Weights, Weights], inputs: InputsLike) -> OutputsAt:
     def at(alpha: float, beta: float) -> Tensor:
         weights = dict(base)
         for scale, vector in zip((alpha, beta), vectors, strict=True):
@@ -129,9 +129,7 @@ def _outputs(module: nn.Module, base: Weights, vectors: tuple[Weights, Weights],
     return at
 
 
-def _tangent_outputs(
-    module: nn.Module, base: Weights, vectors: tuple[Weights, Weights], inputs: InputsLike
-) -> OutputsAt:
+def _run_tangent(module: nn.Module, base: Weights, vectors: tuple[Weights, Weights], inputs: InputsLike) -> OutputsAt:
     value, along_first = tangent(module, base, vectors[0], inputs)
     _, along_second = tangent(module, base, vectors[1], inputs)
     return lambda alpha, beta: value + alpha * along_first + beta * along_second

@@ -27,7 +27,7 @@ def inner_products(
     Needs memory for a few rows of one tensor per checkpoint, for any size. NaN and infinity in weights are propagated;
     see `finite_products`.
     """
-    return _summed(checkpoints, base, exclude, lambda a, b: a * b)
+    return _sum_pairs(checkpoints, base, exclude, lambda a, b: a * b)
 
 
 def finite_products(
@@ -46,11 +46,11 @@ def finite_products(
 
 def distances(checkpoints: Sequence[Reference], *, exclude: Sequence[str] = STATISTICS) -> Entries:
     """Return ‖θ_i − θ_j‖, summed entry by entry: inner products would lose the distances of nearly equal models."""
-    found: Entries = np.sqrt(_summed(checkpoints, None, exclude, lambda a, b: (a - b) ** 2))
+    found: Entries = np.sqrt(_sum_pairs(checkpoints, None, exclude, lambda a, b: (a - b) ** 2))
     return found
 
 
-def _summed(
+def _sum_pairs(
     checkpoints: Sequence[Reference],
     base: Reference | None,
     exclude: Sequence[str],

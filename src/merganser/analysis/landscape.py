@@ -121,12 +121,12 @@ def segment(
         positions=tuple(positions),
         losses=tuple(losses),
         accuracies=tuple(s.accuracy for s in scores),
-        barrier=_highest(losses) - (losses[0] + losses[-1]) / 2,
-        barrier_above_chord=_highest([value - line for value, line in zip(losses, chord, strict=True)]),
+        barrier=_find_highest(losses) - (losses[0] + losses[-1]) / 2,
+        barrier_above_chord=_find_highest([value - line for value, line in zip(losses, chord, strict=True)]),
     )
 
 
-def _highest(values: Sequence[float]) -> float:
+def _find_highest(values: Sequence[float]) -> float:
     """Return the maximum, or NaN if there is one, which Python's `max` would ignore."""
     return math.nan if any(map(math.isnan, values)) else max(values)
 

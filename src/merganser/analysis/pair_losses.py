@@ -98,7 +98,7 @@ def pair_losses(models: Models, base: Reference, data: Data, *, heads: TaskHeads
     for pair in itertools.combinations(named, 2):
         mean = combine([states[name] for name in pair], [0.5, 0.5])
         found = agreement.answers(mean, {name: samples[name] for name in pair})
-        pairs.append(_pair_loss(pair, [[1 - share for share in found[name]] for name in pair]))
+        pairs.append(_expect_loss(pair, [[1 - share for share in found[name]] for name in pair]))
     pairs.sort(key=lambda pair: -pair.loss)
     return PairLosses(
         tuple(pairs),
@@ -106,7 +106,7 @@ def pair_losses(models: Models, base: Reference, data: Data, *, heads: TaskHeads
     )
 
 
-def _pair_loss(experts: tuple[str, str], differs: list[list[float]]) -> PairLoss:
+def _expect_loss(experts: tuple[str, str], differs: list[list[float]]) -> PairLoss:
     """Return the expected loss of a pair from which answers differ, by task."""
     shares = [math.fsum(own) / len(own) for own in differs]
     # One more equal and one more different answer, so that few inputs without a difference are not certain.

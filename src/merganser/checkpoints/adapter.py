@@ -53,7 +53,7 @@ class Adapted(View):
             self._apply_peft()
         self._separate()
         for target in (*self._changes, *self._replaced):
-            if self._trained(target) and target not in {*self._ties, *self._ties.values()}:
+            if self._is_trained(target) and target not in {*self._ties, *self._ties.values()}:
                 check_head_is_known(base, target, str(adapter.path))
         self._tensors = {name: self._tensor(name) for name in (*self._changes, *self._replaced)} | self._converted
 
@@ -80,7 +80,7 @@ class Adapted(View):
             weight = self._parameters[name] if target is None else self._weight(target)
             if name in self.adapter.replaced:
                 weight = StoredTensor(self.adapter.weights, self.adapter.replaced[name])
-            change = functools.partial(UpdatedTensor, update=update, turned=self._turned(name, update, weight.shape))
+            change = functools.partial(UpdatedTensor, update=update, turned=self._is_turned(name, update, weight.shape))
             if target is None:
                 self._converted |= scatter(self._parameters, {name: change(weight)})
                 continue
@@ -100,7 +100,7 @@ class Adapted(View):
         if trained:
             self._trained_whole.add(target)
 
-    def _turned(self, name: str, update: AdapterUpdate, shape: tuple[int, ...]) -> bool:
+    def _is_turned(self, name: str, update: AdapterUpdate, shape: tuple[int, ...]) -> bool:
         """Return whether a weight is stored input × output; for square ones the model's class decides."""
         plain, turned = update.fits(shape)
         if not plain and not turned:
@@ -193,7 +193,7 @@ class Adapted(View):
     # Heads that are tied to embeddings.
 
     def _separate(self) -> None:
-        self.untied = {tied: stored for tied, stored in self._ties.items() if self._separates(tied, stored)}
+        self.untied = {tied: stored for tied, stored in self._ties.items() if self._must_separate(tied, stored)}
         self._tied = {tied: stored for tied, stored in self.source.aliases().items() if tied not in self.untied}
         for tied, stored in self._ties.items():
             for name, other in ((tied, stored), (stored, tied)):  # one tensor, saved under one of its names
@@ -211,7 +211,7 @@ class Adapted(View):
                 self._replaced.pop(name, None)
         self._names = [*self.source.names(), *(name for name in self.untied if name not in self.source.names())]
 
-    def _separates(self, tied: str, stored: str) -> bool:
+    def _must_separate(self, tied: str, stored: str) -> bool:
         """Return whether two names of one tensor have different weights with the adapter."""
         changed = {name for name in (tied, stored) if name in self._changes}
         both = [self._replaced[name] for name in (tied, stored) if name in self._replaced]
@@ -234,7 +234,7 @@ class Adapted(View):
             for each in updates
         )
 
-    def _trained(self, target: str) -> bool:
+    def _is_trained(self, target: str) -> bool:
         return target in self._trained_whole or (target in self._changes and target not in self._shared)
 
     # The checkpoint.

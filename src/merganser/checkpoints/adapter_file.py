@@ -73,11 +73,11 @@ class AdapterFile:
         #: Parameters saved whole -> their names in the file.
         self.replaced: dict[str, str] = {}
         #: Why PEFT has to merge this adapter; empty if the updates describe it fully.
-        self.needs_peft = self._reason()
+        self.needs_peft = self._find_reason_for_peft()
         if not self.needs_peft:
             self._index()
 
-    def _reason(self) -> str:
+    def _find_reason_for_peft(self) -> str:
         if self.peft_type not in _OWN:
             return f"is a {self.peft_type} adapter"
         used = [key for key in _VARIANTS if self.config.get(key)]
@@ -119,7 +119,7 @@ class AdapterFile:
 
     def _update(self, module: str, parts: Mapping[str, str]) -> AdapterUpdate:
         if "trainable_tokens_delta" in parts:
-            return TokenUpdate(self.weights, parts, self._tokens(module, parts["trainable_tokens_delta"]))
+            return TokenUpdate(self.weights, parts, self._read_tokens(module, parts["trainable_tokens_delta"]))
         if self.peft_type == "IA3":
             return Ia3Update(self.weights, parts)
         if self.peft_type == "LOHA":
@@ -147,12 +147,12 @@ class AdapterFile:
             raise CheckpointError(f"{self.path}: {there!r} has no partner {partner!r}")
 
     def _check_rank(self, module: str, name: str, axis: int) -> None:
-        rank, shape = self._setting("r", "rank_pattern", module), self.weights.spec(name).shape
+        rank, shape = self._read_setting("r", "rank_pattern", module), self.weights.spec(name).shape
         stored = shape[axis] if len(shape) > 1 else 0
         if stored != rank or not rank:
             raise CheckpointError(f"{self.path}: {name!r} has rank {stored}, the config says {rank}")
 
-    def _tokens(self, module: str, name: str) -> tuple[int, ...]:
+    def _read_tokens(self, module: str, name: str) -> tuple[int, ...]:
         """Return the ids of the tokens whose rows were trained."""
         given = self.config.get("trainable_token_indices")
         if isinstance(given, dict):
@@ -182,13 +182,13 @@ class AdapterFile:
         return listed or ".modules_to_save" in self.replaced[name]
 
     def _scale(self, module: str, key: str) -> float:
-        rank = self._setting("r", "rank_pattern", module)
-        alpha = self._setting(key, "alpha_pattern", module)
+        rank = self._read_setting("r", "rank_pattern", module)
+        alpha = self._read_setting(key, "alpha_pattern", module)
         if not rank:
             raise CheckpointError(f"{self.path}: {module!r} has rank 0 in its config")
         return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
-    def _setting(self, key: str, patterns: str, module: str) -> float:
+    def _read_setting(self, key: str, patterns: str, module: str) -> float:
         """Return a number of the config, or that of the first pattern that matches the module."""
         given = self.config.get(patterns) or {}
         try:

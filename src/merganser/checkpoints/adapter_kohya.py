@@ -62,9 +62,9 @@ class LoraFile:
         self.updates: dict[str, AdapterUpdate] = {}
         #: Components without any module in the base, with their numbers of modules.
         self.elsewhere: dict[str, int] = {}
-        places, fused = _places(base)
+        places, fused = _find_places(base)
         components: dict[str, dict[str, dict[str, str]]] = {}
-        for module, parts in self._modules().items():
+        for module, parts in self._group_modules().items():
             found = _COMPONENT.match(module)
             components.setdefault((found[0][:-1] if found else "the model"), {})[module] = parts
         blocks: dict[str, list[RowBlock]] = {}
@@ -95,7 +95,7 @@ class LoraFile:
         """Return whether a whole tensor was trained: never in such a file."""
         return False
 
-    def _modules(self) -> dict[str, dict[str, str]]:
+    def _group_modules(self) -> dict[str, dict[str, str]]:
         modules: dict[str, dict[str, str]] = {}
         for name in self.weights.names():
             found = _PART.fullmatch(name)
@@ -129,7 +129,7 @@ def _kind(tensors: Mapping[str, str]) -> tuple[Any, tuple[str, ...], str | None]
     return LoconUpdate, ("lora_A", "lora_B"), "lora_A"
 
 
-def _places(base: Checkpoint) -> tuple[dict[str, str], dict[str, tuple[RowPlace, ...]]]:
+def _find_places(base: Checkpoint) -> tuple[dict[str, str], dict[str, tuple[RowPlace, ...]]]:
     """Return the base's weights by the paths of their modules, with underscores for dots; those of a UNet by both of
     its names. Then the rows of Flux's weights by the paths of its other layout."""
     found: dict[str, str] = {}

@@ -56,9 +56,9 @@ def prove(adapted: Adapted) -> list[LayerProof]:
     if isinstance(adapted.adapter, LoraFile):
         raise CheckpointError(f"{adapted.adapter.path}: is not a PEFT adapter, so there is nothing to compare with")
     config = read_config(adapted.source.directory)
-    rows = _rows(adapted)
+    rows = _count_new_rows(adapted)
     if rows is not None:
-        config = _with_vocabulary(config, rows)
+        config = _set_vocabulary(config, rows)
     fresh = new_skeleton(config) if config else plain_skeleton(adapted.source, adapted.adapter.embeddings())
     plain = new_skeleton(config) if config else None
     if fresh is None:
@@ -73,11 +73,11 @@ def prove(adapted: Adapted) -> list[LayerProof]:
         for name in names:
             start = layers.saved.get(name)
             start = base[name].read() if start is None else start
-            gap = _residual(ours[name].read(), merged[name], start)
+            gap = _measure_residual(ours[name].read(), merged[name], start)
             found.setdefault(layers.kind(path), []).append(gap)
     for name, whole in layers.saved.items():
         if not any(name in names for names in layers.layers.values()):
-            found.setdefault("saved", []).append(_residual(ours[name].read(), whole, torch.zeros_like(whole)))
+            found.setdefault("saved", []).append(_measure_residual(ours[name].read(), whole, torch.zeros_like(whole)))
     own = not adapted.adapter.needs_peft
     proofs = [LayerProof(kind, len(gaps), max(gaps), own) for kind, gaps in found.items()]
     for proof in proofs:
@@ -89,7 +89,7 @@ def prove(adapted: Adapted) -> list[LayerProof]:
     return proofs
 
 
-def _residual(ours: torch.Tensor, theirs: torch.Tensor, base: torch.Tensor) -> float:
+def _measure_residual(ours: torch.Tensor, theirs: torch.Tensor, base: torch.Tensor) -> float:
     if ours.shape != theirs.shape:
         return float("inf")
     gap = float((ours.double() - theirs.double()).norm())
@@ -116,7 +116,7 @@ class _Parameters(dict[str, LazyTensor]):
         return self[other]
 
 
-def _rows(adapted: Adapted) -> int | None:
+def _count_new_rows(adapted: Adapted) -> int | None:
     """Return the number of embedding rows with the adapter, if it differs from the base's."""
     for name in adapted.adapter.replaced:
         target = adapted.stored_name(name)
@@ -128,7 +128,7 @@ def _rows(adapted: Adapted) -> int | None:
     return None
 
 
-def _with_vocabulary(config: dict[str, object], rows: int) -> dict[str, object]:
+def _set_vocabulary(config: dict[str, object], rows: int) -> dict[str, object]:
     text = config.get("text_config")
     inner = {"text_config": text | {"vocab_size": rows}} if isinstance(text, dict) and "vocab_size" in text else {}
     return config | inner | ({"vocab_size": rows} if "vocab_size" in config else {})

@@ -53,12 +53,12 @@ def render_card(
         header["license"] = licence
     header |= {"library_name": library, "tags": ["merge", "merganser"]}
     lines = ["---", to_yaml(header).strip(), "---", "", "# Merged model", ""]
-    made = ", ".join(map(_code, lineage.methods)) or "a copy"
+    made = ", ".join(map(_quote_code, lineage.methods)) or "a copy"
     lines += [f"Merged with merganser {__version__} by {made}.", ""]
     if lineage.base:
-        lines += [f"Base: {_code(lineage.base)}", ""]
+        lines += [f"Base: {_quote_code(lineage.base)}", ""]
     if lineage.models:
-        lines += ["Models:", "", *(f"- {_code(label)}" for label in lineage.models), ""]
+        lines += ["Models:", "", *(f"- {_quote_code(label)}" for label in lineage.models), ""]
     if text := recipe.strip():
         fence = "`" * max(3, 1 + _longest_run(text))
         lines += ["Recipe:", "", f"{fence}yaml", text, fence, ""]
@@ -79,8 +79,8 @@ def render_adapter_card(base: str | None, made_by: Mapping[str, Any], sources: S
     header: dict[str, Any] = {"base_model": base, "base_model_relation": "adapter"} if hub else {}
     header |= {"library_name": "peft", "tags": ["lora", "merganser"]}
     lines = ["---", to_yaml(header).strip(), "---", "", "# LoRA adapter", ""]
-    lines += [f"Made with merganser {__version__} from:", "", *(f"- {_code(source)}" for source in sources), ""]
-    lines += [f"For: {_code(base)}", ""] if base else []
+    lines += [f"Made with merganser {__version__} from:", "", *(f"- {_quote_code(source)}" for source in sources), ""]
+    lines += [f"For: {_quote_code(base)}", ""] if base else []
     lines += ["Settings:", "", "```yaml", to_yaml(made_by).strip(), "```", ""]
     return "\n".join(lines)
 
@@ -109,7 +109,7 @@ def read_licence(directory: Path | None) -> str | None:
     return said.get("license_name") if said.get("license", "other") == "other" else said["license"]
 
 
-def _code(text: str) -> str:
+def _quote_code(text: str) -> str:
     """Return a text as inline code on one line; labels come from recipes and cannot be trusted."""
     line = "".join(letter if letter.isprintable() else " " for letter in text)
     fence = "`" * (1 + _longest_run(line))

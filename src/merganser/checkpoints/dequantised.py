@@ -44,7 +44,7 @@ def dequantise(checkpoint: Checkpoint) -> Checkpoint:
         <SafetensorsFile math/model.safetensors: 6 tensors, ...>  # doctest: +SKIP
     """
     config = read_config(checkpoint.directory)
-    found = find_codecs(StoredCodes(checkpoint, _settings(config)))
+    found = find_codecs(StoredCodes(checkpoint, _read_settings(config)))
     return Dequantised(checkpoint, found, _dtype(config)) if found else checkpoint
 
 
@@ -72,11 +72,11 @@ class Dequantised(View):
         return self._names
 
     def spec(self, name: str) -> TensorSpec:
-        codec = self._codec(name)
+        codec = self._find_codec(name)
         return self.source.spec(name) if codec is None else TensorSpec(codec.shape, self._dtype)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        codec = self._codec(name)
+        codec = self._find_codec(name)
         if codec is None:
             return self.source.read(name, rows)
         first, last = (0, codec.shape[0]) if rows is None else rows
@@ -90,13 +90,13 @@ class Dequantised(View):
         return found
 
     def overhead(self, name: str, entries: int) -> int:
-        codec = self._codec(name)
+        codec = self._find_codec(name)
         if codec is None:
             return super().overhead(name, entries)
         return 4 * entries + _SCRATCH * max(_CHUNK, math.prod(codec.shape[1:]))
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
-        codec = self._codec(name)
+        codec = self._find_codec(name)
         if codec is None:
             super().prefetch(name, rows)
         elif rows is None or self.source.spec(codec.stored[0]).shape[:1] == codec.shape[:1]:
@@ -104,28 +104,28 @@ class Dequantised(View):
 
     def notes(self) -> list[str]:
         own = (
-            f"{self.label} is quantised ({_listed(self.forms)}): its weights are decoded as they are read, merged in "
-            "float32 and written unquantised"
+            f"{self.label} is quantised ({_list_names(self.forms)}): its weights are decoded as they are read, "
+            "merged in float32 and written unquantised"
         )
         return [own, *super().notes()]
 
-    def _codec(self, name: str) -> Codec | None:
+    def _find_codec(self, name: str) -> Codec | None:
         return self._codecs.get(self.source.resolve_alias(name))
 
 
-def _listed(forms: Mapping[str, int]) -> str:
+def _list_names(forms: Mapping[str, int]) -> str:
     return ", ".join(f"{count} tensors in {name}" for name, count in forms.items())
 
 
-def _sections(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _walk_sections(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield a config, then that of its language part."""
     yield config
     if isinstance(inner := config.get("text_config"), dict):
         yield inner
 
 
-def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    for section in _sections(config):
+def _read_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    for section in _walk_sections(config):
         for key in ("quantization_config", "compression_config"):
             if isinstance(found := section.get(key), dict):
                 return found
@@ -134,5 +134,5 @@ def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _dtype(config: Mapping[str, Any]) -> str:
     """Return the dtype that a config gives the weights; bfloat16 if it gives none."""
-    said = [section.get(key) for section in _sections(config) for key in ("dtype", "torch_dtype")]
+    said = [section.get(key) for section in _walk_sections(config) for key in ("dtype", "torch_dtype")]
     return next((each for each in said if each in _FLOATS), "bfloat16")

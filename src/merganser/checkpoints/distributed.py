@@ -149,7 +149,7 @@ def _tensors(content: Any, directory: Path) -> dict[str, tuple[TensorSpec, list[
         if name is None or not isinstance(about, InertRecord) or "chunks" not in about.state:
             continue
         spec = TensorSpec(read_sizes(about.state["size"]), _dtype(about.state["properties"]))
-        chunks = [_located(each, stored, key, directory) for each in about.state["chunks"]]
+        chunks = [_locate(each, stored, key, directory) for each in about.state["chunks"]]
         _check_cover(key, spec, chunks)
         if name in found:
             raise ValueError(f"{name!r} is listed twice")
@@ -174,9 +174,7 @@ def _dtype(properties: InertRecord) -> Element:
     return Element.of(kind.path.removeprefix("torch."))
 
 
-def _located(
-    about: InertRecord, stored: Mapping[tuple[str, tuple[int, ...]], Any], key: str, directory: Path
-) -> _Chunk:
+def _locate(about: InertRecord, stored: Mapping[tuple[str, tuple[int, ...]], Any], key: str, directory: Path) -> _Chunk:
     offsets, sizes = read_sizes(about.state["offsets"]), read_sizes(about.state["sizes"])
     info = stored[key, offsets]
     if info.get("transform_descriptors"):

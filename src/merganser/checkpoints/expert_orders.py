@@ -137,7 +137,7 @@ class MatchedExperts(View):
         from merganser.kernels.linear_assignment import assign
 
         with noting_reads({}):  # which expert goes where is no part of the tensor that is being read
-            return assign(_agreement(self.reference, self.source, layer))
+            return assign(_measure_agreement(self.reference, self.source, layer))
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         name = self.resolve_alias(name)
@@ -182,7 +182,7 @@ def _refuse_grouped(checkpoint: Checkpoint) -> None:
         )
 
 
-def _agreement(target: Checkpoint, source: Checkpoint, layer: ExpertLayer) -> np.ndarray:
+def _measure_agreement(target: Checkpoint, source: Checkpoint, layer: ExpertLayer) -> np.ndarray:
     """Return ⟨W_ref[e], W_model[f]⟩ of all pairs of experts, computed in pieces."""
     total = torch.zeros((layer.count, layer.count), dtype=torch.float64)
     for names in layer.single.values():

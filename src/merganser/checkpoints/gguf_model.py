@@ -51,7 +51,7 @@ class GGUFModel(View):
         heads = self.heads(name)
         if not heads:
             values = self._stored(name, (first, last))
-            return values - 1 if self._shifted(name) else values
+            return values - 1 if self._shift(name) else values
         size = self.spec(name).shape[0] // heads
         start = first // size * size
         read = self._stored(name, (start, -(-last // size) * size))
@@ -66,7 +66,7 @@ class GGUFModel(View):
             rows: The rows of the stored weight.
             read: Returns rows of the weight in the layout of transformers.
         """
-        if self._shifted(name):
+        if self._shift(name):
             return read(rows) + 1
         heads = self.heads(name)
         if not heads:
@@ -89,7 +89,7 @@ class GGUFModel(View):
 
     def overhead(self, name: str, entries: int) -> int:
         own = self.file.overhead(self.place(name).tensor, entries)
-        return own + 8 * entries if self.heads(name) or self._shifted(name) else own
+        return own + 8 * entries if self.heads(name) or self._shift(name) else own
 
     def _stored(self, name: str, rows: Rows) -> Tensor:
         place, shape = self.place(name), self.spec(name).shape
@@ -98,7 +98,7 @@ class GGUFModel(View):
         start = (place.expert or 0) * shape[0]
         return self.file.read_flat(place.tensor, (start + rows[0], start + rows[1]))
 
-    def _shifted(self, name: str) -> bool:
+    def _shift(self, name: str) -> bool:
         return self.family in SHIFTED and "norm" in name
 
 

@@ -78,14 +78,14 @@ def hugging_face_names(file: GGUFFile) -> dict[str, GGUFPlace]:
         for end in (".weight", ".bias"):
             stored = table.get_name(module.replace(".{}", "") + end, try_suffixes=(end,))
             if stored is not None and "{}" in module:
-                found |= {module.format(place[0]) + end: place[1] for place in _experts(file, stored)}
+                found |= {module.format(place[0]) + end: place[1] for place in _split_experts(file, stored)}
             elif stored in file:
                 found[module + end] = GGUFPlace(stored)
     known = {place.tensor for place in found.values()}
     return found if {*file.names()} - {*_COMPUTED} == known else {}
 
 
-def _experts(file: GGUFFile, stored: str) -> Iterator[tuple[int, GGUFPlace]]:
+def _split_experts(file: GGUFFile, stored: str) -> Iterator[tuple[int, GGUFPlace]]:
     """Yield each expert of a projection: a slice of a stack, or a tensor of its own as in older files."""
     if stored in file:
         for expert in range(file.spec(stored).shape[0]):

@@ -41,10 +41,10 @@ def module_tensors(checkpoint: Checkpoint, model: nn.Module) -> dict[str, LazyTe
         StackedTensors(...)
     """
     known = model.state_dict()
-    rename, copies = _conversions(model, known)
+    rename, copies = _load_conversions(model, known)
     found: dict[str, LazyTensor] = {}
     converters: dict[str, Any] = {}
-    for name in _sorted(checkpoint.names()):
+    for name in _sort_by_number(checkpoint.names()):
         target, pattern = rename(name)
         if target not in known and name in known:
             target, pattern = name, None
@@ -69,7 +69,7 @@ def module_tensors(checkpoint: Checkpoint, model: nn.Module) -> dict[str, LazyTe
     return found
 
 
-def _conversions(model: nn.Module, known: Mapping[str, Tensor]) -> tuple[Any, dict[str, Any]]:
+def _load_conversions(model: nn.Module, known: Mapping[str, Tensor]) -> tuple[Any, dict[str, Any]]:
     """Return transformers' renaming of stored names to parameters, and its converters by their patterns."""
     prefix = getattr(model, "base_model_prefix", "")
 
@@ -93,7 +93,7 @@ def _conversions(model: nn.Module, known: Mapping[str, Tensor]) -> tuple[Any, di
     return rename, {pattern: each for each in converters for pattern in each.source_patterns}
 
 
-def _sorted(names: Sequence[str]) -> list[str]:
+def _sort_by_number(names: Sequence[str]) -> list[str]:
     """Return names sorted by their numbers: experts are stacked in this order."""
     return sorted(names, key=lambda name: [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in name.split(".")])
 

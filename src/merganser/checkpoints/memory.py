@@ -24,7 +24,7 @@ class StateDict(Checkpoint):
         self._aliases: dict[str, str] = {}
         seen: dict[tuple[object, ...], str] = {}
         for name, tensor in tensors.items():
-            plain = _plain(name, tensor, label)
+            plain = _require_plain(name, tensor, label)
             key = (plain.device, plain.data_ptr(), plain.dtype, plain.shape, plain.stride())
             if plain.numel() and key in seen:
                 self._aliases[name] = seen[key]
@@ -63,7 +63,7 @@ class StateDict(Checkpoint):
         return tensor
 
 
-def _plain(name: object, tensor: object, label: str) -> Tensor:
+def _require_plain(name: object, tensor: object, label: str) -> Tensor:
     """Return the tensor of a name; refuse it unless it is an ordinary dense tensor with values."""
     if not isinstance(name, str):
         raise CheckpointError(f"{label}: the key {name!r} is of type {type(name).__name__}, not the name of a tensor")

@@ -66,10 +66,10 @@ def _open(reference: Reference, over: tuple[Path, ...]) -> Checkpoint:
     text = os.fspath(reference)
     first, *adapters = parts(text)
     opened = _open_remote(first, over) if is_remote(first) else _open_path(locate(first), over)
-    return _adapt(opened, adapters) if adapters else opened
+    return _apply_adapters(opened, adapters) if adapters else opened
 
 
-def _adapt(checkpoint: Checkpoint, adapters: Sequence[str]) -> Checkpoint:
+def _apply_adapters(checkpoint: Checkpoint, adapters: Sequence[str]) -> Checkpoint:
     """Apply adapters to a checkpoint, the first one first."""
     from merganser.checkpoints.adapter import Adapted, open_adapter
 
@@ -96,10 +96,10 @@ def locate(reference: str) -> Path:
     try:
         return Path(hub.snapshot_download(repository, revision=revision or None, allow_patterns=_HUB_FILES))
     except Exception as error:  # the hub client raises many kinds of errors
-        raise _unavailable(reference, error) from None
+        raise _explain_missing(reference, error) from None
 
 
-def _unavailable(reference: str, error: Exception) -> CheckpointError:
+def _explain_missing(reference: str, error: Exception) -> CheckpointError:
     return CheckpointError(f"{reference}: no such path, and not available from the hub: {first_line(error)}")
 
 
@@ -121,7 +121,7 @@ def open_headers(reference: str) -> Checkpoint:
             try:
                 fetch_small_files(part := f"hf://{part}")
             except CheckpointError as error:
-                raise _unavailable(part.removeprefix("hf://"), error) from None
+                raise _explain_missing(part.removeprefix("hf://"), error) from None
         found.append(part)
     return open("+".join(found))
 

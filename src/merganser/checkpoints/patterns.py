@@ -50,7 +50,7 @@ class Pattern:
         self._states: list[list[_Edge]] = [[]]  # the first state accepts
         self._steps = 0
         tokens = _Tokens(pattern)
-        whole = self._either(tokens)
+        whole = self._parse_alternatives(tokens)
         if tokens.kind is not None:
             raise ValueError(f"an unmatched {tokens.text!r}")
         self._start = whole(0)
@@ -94,19 +94,19 @@ class Pattern:
 
     # A part of a pattern is a function from the state after it to its first state.
 
-    def _either(self, tokens: _Tokens) -> _Part:
-        options = [self._sequence(tokens)]
+    def _parse_alternatives(self, tokens: _Tokens) -> _Part:
+        options = [self._parse_sequence(tokens)]
         while tokens.kind == "either":
             tokens.advance()
-            options.append(self._sequence(tokens))
+            options.append(self._parse_sequence(tokens))
         if len(options) == 1:
             return options[0]
         return lambda after: self._state(*((None, option(after)) for option in options))
 
-    def _sequence(self, tokens: _Tokens) -> _Part:
+    def _parse_sequence(self, tokens: _Tokens) -> _Part:
         parts = []
         while tokens.kind in ("atom", "edge", "open"):
-            parts.append(self._repeated(tokens))
+            parts.append(self._parse_repetition(tokens))
         if tokens.kind == "repeat":
             raise ValueError(f"nothing to repeat before {tokens.text!r}")
 
@@ -117,14 +117,14 @@ class Pattern:
 
         return build
 
-    def _repeated(self, tokens: _Tokens) -> _Part:
+    def _parse_repetition(self, tokens: _Tokens) -> _Part:
         edge = tokens.kind == "edge"
-        part = self._single(tokens)
+        part = self._parse_single(tokens)
         if tokens.kind != "repeat":
             return part
         if edge:
             raise ValueError(f"nothing to repeat before {tokens.text!r}")
-        least, most = _counts(tokens.text)
+        least, most = _parse_counts(tokens.text)
         tokens.advance()
         if tokens.kind == "repeat":
             raise ValueError("a repetition of a repetition")
@@ -142,20 +142,20 @@ class Pattern:
 
         return build
 
-    def _single(self, tokens: _Tokens) -> _Part:
+    def _parse_single(self, tokens: _Tokens) -> _Part:
         kind, text = tokens.kind, tokens.text
         tokens.advance()
         if kind == "open":
             tokens.nesting += 1
             if tokens.nesting > _MAX_NESTING:
                 raise ValueError(f"groups in more than {_MAX_NESTING} groups")
-            inner = self._either(tokens)
+            inner = self._parse_alternatives(tokens)
             tokens.nesting -= 1
             if tokens.kind != "close":
                 raise ValueError("an unmatched '('")
             tokens.advance()
             return inner
-        test: _Test = text if kind == "edge" else _letter(text)
+        test: _Test = text if kind == "edge" else _parse_letter(text)
         return lambda after: self._state((test, after))
 
 
@@ -185,7 +185,7 @@ class _Tokens:
             yield kind, found["repeat"] or found[0]
 
 
-def _letter(atom: str) -> Callable[[str], object]:
+def _parse_letter(atom: str) -> Callable[[str], object]:
     """Return a test for one letter of an atom: a letter, a class or a dot mean the same as in Python."""
     try:
         return re.compile(atom).fullmatch
@@ -193,7 +193,7 @@ def _letter(atom: str) -> Callable[[str], object]:
         raise ValueError(f"{atom!r}: {error}") from None
 
 
-def _counts(repeat: str) -> tuple[int, int | None]:
+def _parse_counts(repeat: str) -> tuple[int, int | None]:
     if repeat in "*+?":
         return {"*": (0, None), "+": (1, None), "?": (0, 1)}[repeat]
     least, comma, most = repeat[1:-1].partition(",")

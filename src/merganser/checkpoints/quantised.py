@@ -49,7 +49,7 @@ def find_codes(checkpoint: Checkpoint, config: Mapping[str, Any]) -> frozenset[s
     beside = {
         name
         for name in specs
-        if (is_scale(name) and name.rpartition(".")[0] in owners) or not modules.isdisjoint(_around(name))
+        if (is_scale(name) and name.rpartition(".")[0] in owners) or not modules.isdisjoint(_find_owners(name))
     }
     return frozenset(codes | unknown | beside)
 
@@ -95,7 +95,7 @@ def _is_unknown_code(name: str, spec: TensorSpec) -> bool:
     return is_integer(spec.element) and not counts
 
 
-def _around(name: str) -> list[str]:
+def _find_owners(name: str) -> list[str]:
     """Return the two innermost modules of a tensor: centroids have their own module beside the indices."""
     nearest = name.rpartition(".")[0]
     return [nearest, nearest.rpartition(".")[0]]

@@ -38,7 +38,7 @@ def fit_sparse(targets: Tensor, atoms: Tensor, own: Read, terms: int) -> tuple[T
     """
     centred = atoms - atoms.mean(0)
     indices, factors = pursue(targets - atoms.mean(0), centred, terms)
-    factors = factors * _trust(centred, own, terms)
+    factors = factors * _estimate_trust(centred, own, terms)
     return indices, factors, 1 - factors.sum(1)
 
 
@@ -48,7 +48,7 @@ def mean_row(own: Read, count: int) -> Tensor:
     return torch.stack(sums).sum(0) / count
 
 
-def _trust(centred: Tensor, own: Read, terms: int) -> float:
+def _estimate_trust(centred: Tensor, own: Read, terms: int) -> float:
     """Return λ = ⟨predicted, true⟩ / ⟨predicted, predicted⟩ over held-out shared rows, clipped to [0, 1]."""
     count = len(centred)
     held = np.linspace(0, count - 1, min(HELD, count // 4)).astype(np.int64)

@@ -33,14 +33,14 @@ def join_rows(rows: Iterable[RowRun]) -> tuple[RowRun, ...]:
     """Join single rows that come from consecutive rows into runs."""
     found: list[RowRun] = []
     for row in rows:
-        if found and _continues(found[-1], row):
+        if found and _continues_run(found[-1], row):
             found[-1] = RowRun(found[-1].count + 1, found[-1].sources)
         else:
             found.append(row)
     return tuple(found)
 
 
-def _continues(run: RowRun, row: RowRun) -> bool:
+def _continues_run(run: RowRun, row: RowRun) -> bool:
     """Return whether a row continues a run: it comes from the rows after the run's sources."""
     if run.weights or row.weights or not isinstance(run.sources, tuple) or not isinstance(row.sources, tuple):
         return run.sources == row.sources and not run.weights and not row.weights

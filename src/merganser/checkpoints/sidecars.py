@@ -131,7 +131,7 @@ def freeze_edits(edits: Iterable[Edit]) -> tuple[Edit, ...]:
     return tuple((tuple(path), value) for path, value in edits)
 
 
-def _library(directory: Path | None) -> str:
+def _find_library(directory: Path | None) -> str:
     """Return the library that loads a model, as the hub names it."""
     if directory is None:
         return "transformers"
@@ -148,7 +148,7 @@ def prepare_sidecars(sidecars: Sidecars, sources: Sequence[Checkpoint]) -> Calla
     template = sources[0].directory
     origin = sources[sidecars.tokenizer.model].directory
     licence = common_licence(sources)
-    library = _library(template)
+    library = _find_library(template)
     recipe = recipe_text(sidecars.recipe)
     made = {"README.md": render_card(sidecars.lineage, recipe, sidecars.fingerprint, licence, library)}
     if sidecars.recipe:
@@ -156,21 +156,21 @@ def prepare_sidecars(sidecars: Sidecars, sources: Sequence[Checkpoint]) -> Calla
     copied: dict[str, Path] = {}
     if template is not None:
         copied |= _to_copy(
-            template, _PIPELINE_FILES if is_pipeline(template) else (*_MODEL_FILES, *_model_code(template))
+            template, _PIPELINE_FILES if is_pipeline(template) else (*_MODEL_FILES, *_match_model_code(template))
         )
         made_here = {file.rpartition(SEPARATOR)[0] for file in sidecars.modules}
-        copied = {name: file for name, file in copied.items() if not _indexes(name, made_here)}
+        copied = {name: file for name, file in copied.items() if not _is_written_index(name, made_here)}
         for folder, file in module_weights(template).items():
             if folder not in made_here:
                 copied |= _to_copy(template, (f"{folder}/{file.name if file.suffix != '.json' else '*'}",))
         for name, edits in (("config.json", sidecars.config), ("generation_config.json", sidecars.generation)):
             there = (template / name).is_file()
             if edits and (there or any(path == ("model_type",) for path, _ in edits)):
-                made[name] = _rendered(apply_edits(read_object(template / name) if there else {}, edits))
+                made[name] = _render(apply_edits(read_object(template / name) if there else {}, edits))
     if origin is not None:
         patterns = _TOKENIZER_FILES if sidecars.chat_template is not None else (*_TOKENIZER_FILES, *_TEMPLATES)
         copied |= _to_copy(origin, patterns)
-        made |= _changed_tokenizer(origin, sidecars.tokenizer.added, sidecars.chat_template)
+        made |= _change_tokenizer(origin, sidecars.tokenizer.added, sidecars.chat_template)
 
     def write(directory: Path) -> None:
         for name, file in copied.items():
@@ -189,7 +189,7 @@ def common_licence(sources: Sequence[Checkpoint]) -> str | None:
     return licences.pop() if len(licences) == 1 else None
 
 
-def _indexes(name: str, folders: Set[str]) -> bool:
+def _is_written_index(name: str, folders: Set[str]) -> bool:
     """Return whether a file is the index of weights that are written again, in one file."""
     return is_index(name) and name.partition(SEPARATOR)[0] in folders
 
@@ -208,16 +208,16 @@ def apply_edits(config: dict[str, Any], edits: Sequence[Edit]) -> dict[str, Any]
     return result
 
 
-def _rendered(data: Mapping[str, Any]) -> str:
+def _render(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
 def code_files(directory: Path | None) -> list[str]:
     """Return the files with Python code that are copied with a model."""
-    return [] if directory is None else sorted(_to_copy(directory, (*_model_code(directory), *_TOKENIZER_CODE)))
+    return [] if directory is None else sorted(_to_copy(directory, (*_match_model_code(directory), *_TOKENIZER_CODE)))
 
 
-def _model_code(directory: Path) -> tuple[str, ...]:
+def _match_model_code(directory: Path) -> tuple[str, ...]:
     """Return patterns of a model's Python files: all of them where its config names some, which may import others."""
     return ("*.py",) if "auto_map" in read_config(directory) else _MODEL_CODE
 
@@ -229,7 +229,7 @@ def _to_copy(origin: Path, patterns: Sequence[str]) -> dict[str, Path]:
     return {name: file for name, file in found.items() if file.is_file()}
 
 
-def _changed_tokenizer(origin: Path, added: Sequence[Mapping[str, Any]], template: str | None) -> dict[str, str]:
+def _change_tokenizer(origin: Path, added: Sequence[Mapping[str, Any]], template: str | None) -> dict[str, str]:
     """Return the files of a tokenizer with tokens or a chat template added.
 
     The template is written only to tokenizer_config.json, where every version of transformers finds it.
@@ -239,7 +239,7 @@ def _changed_tokenizer(origin: Path, added: Sequence[Mapping[str, Any]], templat
     file = origin / "tokenizer_config.json"
     settings = read_object(file) if (added or template is not None) and file.is_file() else {}
     if added:
-        made["tokenizer.json"] = _rendered(extend_tokenizer(read_object(origin / "tokenizer.json"), added))
+        made["tokenizer.json"] = _render(extend_tokenizer(read_object(origin / "tokenizer.json"), added))
         if "added_tokens_decoder" in settings:
             if not isinstance(known := settings["added_tokens_decoder"], dict):
                 raise CheckpointError(f"{file}: added_tokens_decoder: expected a JSON object")
@@ -248,7 +248,7 @@ def _changed_tokenizer(origin: Path, added: Sequence[Mapping[str, Any]], templat
     if template is not None:
         changes["chat_template"] = template
     if changes:
-        made[file.name] = _rendered(settings | changes)
+        made[file.name] = _render(settings | changes)
     return made
 
 

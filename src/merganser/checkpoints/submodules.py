@@ -41,7 +41,7 @@ def module_weights(directory: Path) -> dict[str, Path]:
     first, and for the components of a diffusers pipeline.
     """
     if is_pipeline(directory):
-        return _components(directory)
+        return _find_components(directory)
     choices = {folder: [directory / folder / name for name in MODULE_WEIGHTS] for folder in module_folders(directory)}
     found = {folder: [file for file in files if file.is_file()] for folder, files in choices.items()}
     return {folder: files[0] for folder, files in found.items() if files}
@@ -62,14 +62,14 @@ def module_folders(directory: Path) -> list[str]:
     return folders
 
 
-def _components(directory: Path) -> dict[str, Path]:
+def _find_components(directory: Path) -> dict[str, Path]:
     """Return a mapping of folder to file of weights, for the components of a diffusers pipeline that have weights."""
     index = directory / PIPELINE
     listed = [key for key, value in read_object(index).items() if not key.startswith("_") and isinstance(value, list)]
     places = {key: confine(directory, key, str(index)) for key in listed if SEPARATOR not in key}
     found = {key: file for key, place in places.items() if place.is_dir() and (file := find_weights(place)) is not None}
     for key, place in places.items():
-        if key not in found and place.is_dir() and (unread := _weights_in(place)):
+        if key not in found and place.is_dir() and (unread := _find_weights(place)):
             raise CheckpointError(no_weights(place, unread))
     if not found:
         raise CheckpointError(f"{directory}: a diffusers pipeline without the weights of any component")
@@ -104,12 +104,12 @@ def find_weights(directory: Path) -> Path | None:
         if (directory / name).is_file():
             return directory / name
     indexes = [path for path in directory.iterdir() if ".safetensors.index." in path.name and is_index(path.name)]
-    whole = [p for p in _weights_in(directory) if p.suffix == ".safetensors" and not _SHARD.fullmatch(p.name)]
+    whole = [p for p in _find_weights(directory) if p.suffix == ".safetensors" and not _SHARD.fullmatch(p.name)]
     found = indexes or whole
     return found[0] if len(found) == 1 else None
 
 
-def _weights_in(directory: Path) -> list[Path]:
+def _find_weights(directory: Path) -> list[Path]:
     """Return the files in a directory that may be weights of a model."""
     kinds = (".safetensors", *TORCH_SUFFIXES)
     return sorted(p for p in directory.iterdir() if p.suffix in kinds and not p.name.startswith("adapter"))

@@ -92,16 +92,16 @@ def check_separable(checkpoint: Checkpoint, tied: str, stored: str, where: str) 
     """
     config = read_config(checkpoint.directory)
     if config and (not _HEAD.search(tied) or config.get("is_encoder_decoder")):
-        raise _inseparable(checkpoint, stored, repr(tied), where)
+        raise _explain_inseparable(checkpoint, stored, repr(tied), where)
 
 
 def check_head_is_known(checkpoint: Checkpoint, stored: str, where: str) -> None:
     """Refuse to change an embedding that is tied to a head of unknown name."""
     if _EMBEDDING.search(stored) and not _heads(checkpoint) and _has_tied_head(read_config(checkpoint.directory)):
-        raise _inseparable(checkpoint, stored, "its head", where)
+        raise _explain_inseparable(checkpoint, stored, "its head", where)
 
 
-def _inseparable(checkpoint: Checkpoint, stored: str, tied: str, where: str) -> CheckpointError:
+def _explain_inseparable(checkpoint: Checkpoint, stored: str, tied: str, where: str) -> CheckpointError:
     return CheckpointError(
         f"{where}: trains {stored!r}, which {checkpoint.label} also uses as {tied}; merganser cannot store them "
         "separately, so merge the adapter with peft first"

@@ -39,7 +39,7 @@ def cut_into_pieces(directory: Path, tokens: Tokens, texts: Sequence[bytes]) -> 
         )
     spelt = [spell(text, tokens.spelling) for text in texts]
     if tokens.spelling == "wordpiece":
-        found = [_longest_matches(text or "", tokens) for text in spelt]
+        found = [_match_longest(text or "", tokens) for text in spelt]
     else:
         data = read_object(directory / "tokenizer.json")
         bare = {**data, **dict.fromkeys(_STEPS), "added_tokens": []}
@@ -47,18 +47,18 @@ def cut_into_pieces(directory: Path, tokens: Tokens, texts: Sequence[bytes]) -> 
         found = [encoding.ids for encoding in runner.encode_batch([text or "" for text in spelt])]
     unknown = tokens.ids.get(tokens.roles.get("unk", ""))
     return [
-        _bytes(text, tokens) if not pieces or unknown in pieces else pieces
+        _find_byte_tokens(text, tokens) if not pieces or unknown in pieces else pieces
         for text, pieces in zip(texts, found, strict=True)
     ]
 
 
-def _bytes(text: bytes, tokens: Tokens) -> list[int]:
+def _find_byte_tokens(text: bytes, tokens: Tokens) -> list[int]:
     """Return the tokens of the single bytes; empty unless the vocabulary has them all."""
     found = [tokens.ids.get(f"<0x{byte:02X}>") for byte in text]
     return [] if None in found else [piece for piece in found if piece is not None]
 
 
-def _longest_matches(word: str, tokens: Tokens) -> list[int]:
+def _match_longest(word: str, tokens: Tokens) -> list[int]:
     """Split as WordPiece does: the longest known prefix, then the longest continuation, and so on."""
     found, prefix = [], "##" if word.startswith("##") else ""
     rest = word.removeprefix("##")

@@ -62,7 +62,7 @@ def _read_tokens(directory: Path, stamp: tuple[tuple[str, int, int, int], ...]) 
         tokens = _from_tokenizer_json(file)
     elif (directory / "vocab.json").is_file():
         file = directory / "vocab.json"
-        ids = read_object(file, finite=True) | _added(directory)
+        ids = read_object(file, finite=True) | _read_added(directory)
         tokens = Tokens(ids, spelling="byte_level" if any("Ġ" in token for token in ids) else "metaspace")
     elif (directory / "vocab.txt").is_file():
         file = directory / "vocab.txt"
@@ -70,15 +70,15 @@ def _read_tokens(directory: Path, stamp: tuple[tuple[str, int, int, int], ...]) 
             reading(file, CheckpointError),
             file.open(encoding="utf-8") as lines,
         ):  # splitlines would split inside tokens
-            ids = {line.rstrip("\n"): i for i, line in enumerate(lines)} | _added(directory)
+            ids = {line.rstrip("\n"): i for i, line in enumerate(lines)} | _read_added(directory)
         tokens = Tokens(ids, spelling="wordpiece")
     else:
         return None
     _check_ids(tokens.ids, file, read_config(directory))
-    return replace(tokens, roles=_roles(directory))
+    return replace(tokens, roles=_read_roles(directory))
 
 
-def _roles(directory: Path) -> dict[str, str]:
+def _read_roles(directory: Path) -> dict[str, str]:
     """Return the special tokens in the settings of a tokenizer, each given as text or record."""
     found = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
@@ -91,7 +91,7 @@ def _roles(directory: Path) -> dict[str, str]:
     return found
 
 
-def _added(directory: Path) -> dict[str, Any]:
+def _read_added(directory: Path) -> dict[str, Any]:
     file = directory / "added_tokens.json"
     return read_object(file, finite=True) if file.is_file() else {}
 
@@ -126,10 +126,10 @@ def _from_tokenizer_json(file: Path) -> Tokens:
         ids |= {content: record["id"] for content, record in added.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{file}: not a tokenizer: {type(error).__name__} {error}") from None
-    return Tokens(ids, added, extensible=True, spelling=_spelling(data))
+    return Tokens(ids, added, extensible=True, spelling=_read_spelling(data))
 
 
-def _spelling(tokenizer: Mapping[str, Any]) -> str:
+def _read_spelling(tokenizer: Mapping[str, Any]) -> str:
     """Return how the tokens of a tokenizer.json are spelled, according to its steps."""
     if tokenizer["model"].get("type") == "WordPiece":
         return "wordpiece"

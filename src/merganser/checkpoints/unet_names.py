@@ -47,20 +47,20 @@ def other_names(names: Collection[str]) -> dict[str, str]:
     single = any(name.startswith("input_blocks.") for name in names)
     if not single and not any(_BLOCK.match(name) for name in names):
         return {}
-    pairs = dict(_pairs(*(_count_single(names) if single else _count_diffusers(names))))
-    inner = _RESNET if single else _turned(_RESNET)
-    table = pairs if single else _turned(pairs)
+    pairs = dict(_pair_modules(*(_count_single(names) if single else _count_diffusers(names))))
+    inner = _RESNET if single else _reverse(_RESNET)
+    table = pairs if single else _reverse(pairs)
     found = {}
     for name in names:
         module, part = name.rpartition(".")[::2]
-        head = _longest(module, table)
+        head = _match_longest(module, table)
         if head:
             rest = module[len(head) + 1 :]
             found[name] = ".".join(filter(None, (table[head], inner.get(rest, rest), part)))
     return found
 
 
-def _pairs(down: _Side, up: _Side) -> Iterator[tuple[str, str]]:
+def _pair_modules(down: _Side, up: _Side) -> Iterator[tuple[str, str]]:
     """Yield the modules of single files with those of diffusers."""
     yield from _ENDS.items()
     number = 1
@@ -124,12 +124,12 @@ def _count_single(names: Collection[str]) -> tuple[_Side, _Side]:
     return sides[0], sides[1]
 
 
-def _longest(module: str, table: Mapping[str, str]) -> str:
+def _match_longest(module: str, table: Mapping[str, str]) -> str:
     """Return the longest beginning of a module's path that a table has."""
     while module and module not in table:
         module = module.rpartition(".")[0]
     return module
 
 
-def _turned(table: Mapping[str, str]) -> dict[str, str]:
+def _reverse(table: Mapping[str, str]) -> dict[str, str]:
     return {value: key for key, value in table.items()}

@@ -87,7 +87,7 @@ class Difference(Vector):
     def __init__(self, finetuned: Checkpoint, base: Checkpoint, exclude: Sequence[str] = ()) -> None:
         for checkpoint in (base, finetuned):
             refuse_quantised(checkpoint, exclude)
-        specs = {name: widen(spec) for name in _floating(base, exclude) for spec in [base.spec(name)]}
+        specs = {name: widen(spec) for name in _list_floating(base, exclude) for spec in [base.spec(name)]}
         problems = [
             f"{finetuned.label} has no {name!r}{did_you_mean(name, finetuned.names())}"
             if name not in finetuned
@@ -95,7 +95,7 @@ class Difference(Vector):
             for name, spec in specs.items()
             if name not in finetuned or finetuned.spec(name).shape != spec.shape
         ]
-        extra = [name for name in _floating(finetuned, exclude) if name not in base]
+        extra = [name for name in _list_floating(finetuned, exclude) if name not in base]
         problems += [f"{finetuned.label} has {name!r}, which {base.label} does not have" for name in extra]
         if problems:
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -116,7 +116,7 @@ class Stored(Vector):
 
     def __init__(self, source: Checkpoint, exclude: Sequence[str] = ()) -> None:
         refuse_quantised(source, exclude)
-        super().__init__({n: widen(source.spec(n)) for n in _floating(source, exclude)}, source.label, (source,))
+        super().__init__({n: widen(source.spec(n)) for n in _list_floating(source, exclude)}, source.label, (source,))
 
     def compute(self, name: str, rows: Rows | None) -> Tensor:
         return self.parts[0].read(name, rows).to(self._specs[name].dtype, copy=True)
@@ -307,7 +307,7 @@ def _shape(spec: TensorSpec, rows: Rows | None) -> tuple[int, ...]:
     return (rows[1] - rows[0], *spec.shape[1:]) if rows is not None and spec.shape else spec.shape
 
 
-def _floating(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> list[str]:
+def _list_floating(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> list[str]:
     names = [
         name
         for name in checkpoint.names()

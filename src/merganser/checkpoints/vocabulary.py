@@ -80,7 +80,7 @@ class Remapped(View):
         starts = np.cumsum([0, *(run.count for run in remap.runs)])
         self._rows = int(starts[-1])
         self._mean_rows, self._fit_rows = (
-            _ranges(starts, [i for i, run in enumerate(remap.runs) if run.sources == kind]) for kind in (None, "fit")
+            _list_rows(starts, [i for i, run in enumerate(remap.runs) if run.sources == kind]) for kind in (None, "fit")
         )
         self._identity = hash_text(repr(remap))
         self._means: Recent[Tensor] = Recent()
@@ -99,7 +99,7 @@ class Remapped(View):
         first, last = rows or (0, self._rows)
         last = max(first, min(last, self._rows))
         spec = self.source.spec(stored)
-        made = torch.zeros((last - first, *spec.shape[1:]), dtype=self._width(stored), device="cpu")
+        made = torch.zeros((last - first, *spec.shape[1:]), dtype=self._choose_dtype(stored), device="cpu")
         self._add(made, stored, self._terms.within(first, last), self._tensors[stored], self._models)
         missing = self._mean_rows
         if self._fit is not None and stored in self._fit.tensors and len(self._fit_rows):
@@ -113,7 +113,7 @@ class Remapped(View):
             missing = np.union1d(missing, self._fit_rows)
         alike = missing[(missing >= first) & (missing < last)] - first
         if len(alike):
-            made[torch.from_numpy(alike)] = self._means.get(stored, lambda: self._mean(stored, spec))
+            made[torch.from_numpy(alike)] = self._means.get(stored, lambda: self._average_rows(stored, spec))
         return made
 
     def fingerprint(self) -> str:
@@ -140,7 +140,7 @@ class Remapped(View):
         name = self.resolve_alias(name)
         return name if name in self._tensors else None
 
-    def _width(self, name: str) -> torch.dtype:
+    def _choose_dtype(self, name: str) -> torch.dtype:
         """Return one dtype for all rows of a tensor, with unrounded means: float32, or float64 if a model has it."""
         used = np.unique(self._terms.models)
         dtypes = [self._models[i].spec(self._tensors[name][i]).dtype for i in used]
@@ -163,7 +163,7 @@ class Remapped(View):
     def _find_fit(self, name: str) -> _Fitted:
         """Return the composition of fitted rows."""
         assert self._fit is not None
-        donor, tensor, shared = self._models[self._fit.donor], self._fit.tensors[name], self._shared()
+        donor, tensor, shared = self._models[self._fit.donor], self._fit.tensors[name], self._find_shared()
         atoms = gather(donor, tensor, self._terms.rows[shared]).float()
         targets = gather(donor, tensor, self._fit_rows).float()
         own = self._terms.taken[shared]
@@ -186,7 +186,7 @@ class Remapped(View):
         terms = Terms(rows, np.zeros_like(rows), taken.reshape(-1), weights.double().numpy().reshape(-1))
         return _Fitted(terms, shares, mean)
 
-    def _shared(self) -> np.ndarray:
+    def _find_shared(self) -> np.ndarray:
         """Return which terms are rows of the model that match a row of the donor."""
         assert self._fit is not None
         own = np.array([model is self.source for model in self._models])
@@ -194,15 +194,15 @@ class Remapped(View):
         shared: np.ndarray = (self._terms.weights == 1) & own[self._terms.models] & (self._terms.rows < rows)
         return shared
 
-    def _mean(self, name: str, spec: TensorSpec) -> Tensor:
+    def _average_rows(self, name: str, spec: TensorSpec) -> Tensor:
         total = torch.zeros(spec.shape[1:], dtype=torch.float64, device="cpu")
         for start in range(0, spec.shape[0], _MEAN_ROWS):
             stop = min(start + _MEAN_ROWS, spec.shape[0])
             total += self.source.read(name, (start, stop)).to(torch.float64).sum(0)
-        return (total / max(1, spec.shape[0])).to(self._width(name))
+        return (total / max(1, spec.shape[0])).to(self._choose_dtype(name))
 
 
-def _ranges(starts: np.ndarray, runs: Sequence[int]) -> np.ndarray:
+def _list_rows(starts: np.ndarray, runs: Sequence[int]) -> np.ndarray:
     """Return the row numbers of some runs."""
     parts = [np.arange(starts[i], starts[i + 1]) for i in runs]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)

@@ -53,7 +53,7 @@ def command(
     if not directory.is_dir():
         raise InputError(f"{directory} is not a directory; choose one on the disk to measure")
     content = parse_size(size)
-    work = {"recipe": _work_of(recipe)} if recipe is not None else _llamas()
+    work = {"recipe": _describe_recipe(recipe)} if recipe is not None else _describe_llamas()
     machine = measure(directory, content)
     resources = Resources(cores or machine.cores, disks, machines, cached)
     estimates = {name: predict(each, machine, resources) for name, each in work.items()}
@@ -61,16 +61,18 @@ def command(
         predictions = [{"merge": name, "limit": e.limit, **asdict(e)} for name, e in estimates.items()]
         emit({"machine": asdict(machine), "resources": asdict(resources), "predictions": predictions})
         return
-    say(_constants(machine) + "\n")
+    say(_format_constants(machine) + "\n")
     rows = [
         (name, f"{work[name].bytes_in / 1e9:,.1f} GB", _show(e.seconds), e.limit, _show(e.stages["processors"]),
          _show(e.stages["disks"]))
         for name, e in estimates.items()
     ]  # fmt: skip
-    say(Table(("merge", "reads", "takes", "limited by", "processors", "disks"), rows, _caption(resources)).text())
+    say(
+        Table(("merge", "reads", "takes", "limited by", "processors", "disks"), rows, _format_caption(resources)).text()
+    )
 
 
-def _work_of(recipe: Path) -> Work:
+def _describe_recipe(recipe: Path) -> Work:
     from merganser import recipes
     from merganser.checkpoints.opening import open_headers
     from merganser.scaling.times import describe_work
@@ -78,7 +80,7 @@ def _work_of(recipe: Path) -> Work:
     return describe_work(recipes.prepare(recipes.load(recipe), open_headers))
 
 
-def _llamas() -> dict[str, Work]:
+def _describe_llamas() -> dict[str, Work]:
     from merganser.scaling.llamas import SIZES, llama_shapes
     from merganser.scaling.times import merge_of
 
@@ -89,7 +91,7 @@ def _llamas() -> dict[str, Work]:
     }
 
 
-def _constants(machine: Machine) -> str:
+def _format_constants(machine: Machine) -> str:
     values: dict[str, Any] = {
         "cores": machine.cores,
         "start-up": f"{machine.start_up:.2f} s of processor",
@@ -104,7 +106,7 @@ def _constants(machine: Machine) -> str:
     return "\n".join(f"{name:<12} {value}" for name, value in values.items())
 
 
-def _caption(resources: Resources) -> str:
+def _format_caption(resources: Resources) -> str:
     kept = ", inputs in memory" if resources.cached else ""
     cores = f"{resources.cores} core{'s' * (resources.cores != 1)}"
     disks = f"{resources.disks} disk{'s' * (resources.disks != 1)}"

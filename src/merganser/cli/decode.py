@@ -43,7 +43,7 @@ def command(
     from merganser.library.library import Library
     from merganser.routing.textspan import decode
 
-    candidates, table = _texts(texts), _embeddings(embeddings)
+    candidates, table = _read_texts(texts), _read_embeddings(embeddings)
     opened = Library(library, base)
     with ProgressReporter("decoding", "matrices") as reporter:
         for tensor in tensors:
@@ -67,7 +67,7 @@ def command(
                 say(f"  {concept.share:6.1%}  {concept.text}")
 
 
-def _texts(path: Path) -> list[str]:
+def _read_texts(path: Path) -> list[str]:
     from merganser.errors import InputError, reading
 
     if not path.is_file():
@@ -80,21 +80,21 @@ def _texts(path: Path) -> list[str]:
     return lines
 
 
-def _embeddings(path: Path) -> Tensor:
+def _read_embeddings(path: Path) -> Tensor:
     from merganser.checkpoints.opening import open as open_checkpoint
     from merganser.errors import InputError
 
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     if path.suffix == ".npy":
-        return _array(path)
+        return _read_array(path)
     opened = open_checkpoint(path)
     if len(opened.names()) != 1:
         raise InputError(f"{path}: has {len(opened.names())} tensors; expected one tensor with a row per text")
     return opened.read(opened.names()[0])
 
 
-def _array(path: Path) -> Tensor:
+def _read_array(path: Path) -> Tensor:
     import numpy as np
     import torch
 

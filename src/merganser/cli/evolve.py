@@ -143,7 +143,7 @@ def watch(
     while True:
         opened = Study.open(study, readonly=True)
         try:
-            ended = _status(opened, as_json)
+            ended = _show_status(opened, as_json)
         finally:
             opened.close()
         if once or ended:
@@ -185,7 +185,7 @@ def export(
     from merganser.plain import to_yaml
 
     with Study.open(study, readonly=True) as opened:
-        chosen = _trial(opened, trial) if trial else opened.best(objective)
+        chosen = _find_trial(opened, trial) if trial else opened.best(objective)
         check_absent(out, overwrite)
         check_file(out)
         if out.exists() and out.samefile(study):
@@ -229,7 +229,7 @@ class _Listener:
             known = [o for o in self._objectives if all(measure in scores for measure in o.measures)]
             scores = {o.name: o.value(scores) for o in known} or scores
         label = f"{trial.label}: " if trial.values is None else ""
-        return label + _named(scores) + (", stopped" if trial.stopped is not None else "")
+        return label + _format_scores(scores) + (", stopped" if trial.stopped is not None else "")
 
 
 def _describe(loaded: Any, as_json: bool) -> None:
@@ -265,7 +265,7 @@ def _describe(loaded: Any, as_json: bool) -> None:
         say(f"          {task['asked']} asked ({task['extractor']}), score by {task['estimator']}")
 
 
-def _status(study: Study, as_json: bool) -> bool:
+def _show_status(study: Study, as_json: bool) -> bool:
     """Print the state once; return true if the study is finished."""
     design = study.design
     trials = study.trials()
@@ -280,7 +280,7 @@ def _status(study: Study, as_json: bool) -> bool:
     if as_json:
         emit(facts)
     else:
-        shown = _named(facts["best"]) or "nothing yet"
+        shown = _format_scores(facts["best"]) or "nothing yet"
         left = "" if facts["seconds_left"] is None else f", about {show_time(facts['seconds_left'])} left"
         state = ", ended" if study.ended else f", failed: {study.failure}" if study.failure else left
         say(f"{facts['done']}/{facts['total']} trials, {facts['failed']} failed, best: {shown}{state}")
@@ -313,15 +313,15 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
         tried, budget = len(study.trials()), study.design.search.trials
         say(f"best so far, after {tried} of {budget} trials; resume the run for the rest")
     for trial in winners:
-        say(f"trial {trial.generation}:{trial.position}  estimated {_named(trial.objectives)}")
+        say(f"trial {trial.generation}:{trial.position}  estimated {_format_scores(trial.objectives)}")
         if intervals := unseen_intervals(study, trial.label):
-            say(f"  on unseen items: {_with_intervals(intervals)}")
+            say(f"  on unseen items: {_format_intervals(intervals)}")
         elif (error := study.test_error(trial)) is not None:
             say(f"  on unseen items: failed: {error}")
         for name, value in (trial.values or {}).items():
             say(f"  {name} = {value:.4g}" if isinstance(value, float) else f"  {name} = {value}")
     for label in endpoints:
-        say(f"{label} alone, on unseen items: {_with_intervals(unseen_intervals(study, label))}")
+        say(f"{label} alone, on unseen items: {_format_intervals(unseen_intervals(study, label))}")
     for label, error in untested.items():
         say(f"{label} alone, on unseen items: failed: {error}")
     for sentence in (*verdicts.values(), *biases.values()):
@@ -331,15 +331,15 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
         say(f"{count} of {len(study.trials())} trials failed: {reason}")
 
 
-def _with_intervals(intervals: Mapping[str, Interval]) -> str:
+def _format_intervals(intervals: Mapping[str, Interval]) -> str:
     return ", ".join(f"{name} {interval}" for name, interval in intervals.items())
 
 
-def _named(scores: Mapping[str, float]) -> str:
+def _format_scores(scores: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
 
 
-def _trial(study: Study, place: str) -> Trial:
+def _find_trial(study: Study, place: str) -> Trial:
     from merganser.errors import InputError
 
     found = next((t for t in study.trials() if f"{t.generation}:{t.position}" == place), None)

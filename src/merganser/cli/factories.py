@@ -35,7 +35,7 @@ def build_network(text: str, shape: str | None = None) -> tuple[nn.Module, Any]:
         got = f"the class {module.__name__} itself" if isinstance(module, type) else type(module).__name__
         raise InputError(f"--model {text}: expected an nn.Module, or (nn.Module, example_inputs), got {got}")
     if shape is not None:
-        inputs = _zeros(shape)
+        inputs = _make_zeros(shape)
     for attribute in ("example_input_array", "dummy_inputs"):
         if inputs is None:
             inputs = getattr(module, attribute, None)
@@ -79,7 +79,7 @@ def load_batches(text: str) -> list[Any]:
     return found
 
 
-def _zeros(shape: str) -> Any:
+def _make_zeros(shape: str) -> Any:
     import torch
 
     if not re.fullmatch(r"\d+([x,]\d+)*", shape):

@@ -47,7 +47,7 @@ def command(
     their distances. With --base, or for an expert library: where the experts interfere, before and after TSV-Merge, how
     similar they are, how much energy a low rank keeps, and what to try next.
     """
-    library = _library(checkpoints, base)
+    library = _open_library(checkpoints, base)
     named = name_checkpoints(checkpoints)
     if html is not None:
         from merganser.engine.directories import check_file
@@ -55,7 +55,7 @@ def command(
         check_file(html, "--html")
     source = library if library is not None else base
     if source is None:
-        _contents(named, html, tensors, check, as_json)
+        _inspect_contents(named, html, tensors, check, as_json)
         return
     from merganser.interference import survey
 
@@ -72,7 +72,7 @@ def command(
         say(f"\nwrote {html}")
 
 
-def _library(checkpoints: list[str], base: str | None) -> Library | None:
+def _open_library(checkpoints: list[str], base: str | None) -> Library | None:
     if len(checkpoints) != 1 or not (Path(checkpoints[0]) / "library.json").is_file():
         return None
     from merganser.library import Library
@@ -80,14 +80,14 @@ def _library(checkpoints: list[str], base: str | None) -> Library | None:
     return Library(checkpoints[0], base)
 
 
-def _contents(named: Mapping[str, str], html: Path | None, tensors: bool, check: bool, as_json: bool) -> None:
+def _inspect_contents(named: Mapping[str, str], html: Path | None, tensors: bool, check: bool, as_json: bool) -> None:
     from merganser.checkpoints import open as open_checkpoint
     from merganser.report import contents
     from merganser.report.page import Page
 
     opened = {name: open_checkpoint(path) for name, path in named.items()}
     described = [contents.contents(checkpoint, check=check) for checkpoint in opened.values()]
-    apart, difference = _apart(opened) if len(opened) > 1 else (None, "")
+    apart, difference = _compare_checkpoints(opened) if len(opened) > 1 else (None, "")
     if html is not None:
         page = Page(f"Checkpoint {next(iter(named))}" if len(named) == 1 else f"{len(named)} checkpoints")
         if apart is not None:
@@ -120,7 +120,7 @@ def _show_contents(found: Contents, tensors: bool) -> None:
     say(f"\n{table.text()}\n")
 
 
-def _apart(opened: Mapping[str, Checkpoint]) -> tuple[Table | None, str]:
+def _compare_checkpoints(opened: Mapping[str, Checkpoint]) -> tuple[Table | None, str]:
     """Return the cosine and distance of every pair of checkpoints, or the reason why there are none."""
     from merganser.analysis.similarity import weight_similarity
     from merganser.errors import CheckpointError

@@ -104,7 +104,7 @@ def build(
             dtype=dtype,
             copy_base=copy_base,
             randomized=randomized,
-            on_step=_steps(reporter, base, len(named), coded=budget is not None and dtype is None),
+            on_step=_report_steps(reporter, base, len(named), coded=budget is not None and dtype is None),
         )
     _show(built, as_json)
 
@@ -139,7 +139,7 @@ def add(
             codes=codes or None,
             gram=given.get(name),
             randomized=randomized,
-            on_step=_steps(reporter, opened.base, 1, coded=bool(coded)),
+            on_step=_report_steps(reporter, opened.base, 1, coded=bool(coded)),
         )
     _show(grown, as_json)
 
@@ -284,7 +284,9 @@ def verify(library: LibraryPath, base: MovedBase = None, as_json: Json = False) 
         raise typer.Exit(1)
 
 
-def _steps(reporter: ProgressReporter, base: str | Checkpoint, experts: int, coded: bool) -> Callable[[str, str], None]:
+def _report_steps(
+    reporter: ProgressReporter, base: str | Checkpoint, experts: int, coded: bool
+) -> Callable[[str, str], None]:
     """Report what a library does, of the most steps it takes: a look at each expert, and each tensor of each."""
     from merganser.checkpoints.opening import open as open_checkpoint
 

@@ -34,7 +34,7 @@ def command(
         if as_json:
             emit(row)
         else:
-            say(_one(row))
+            say(_format_method(row))
         return
     rows = catalogue()
     if as_json:
@@ -54,7 +54,7 @@ def _function_of_data(name: str) -> MethodRow:
     return IN_MEMORY[name]
 
 
-def _one(row: MethodRow) -> str:
+def _format_method(row: MethodRow) -> str:
     also = f" (also {', '.join(row.also)})" if row.also else ""
     facts = [
         f"models      {row.models}",
@@ -62,30 +62,32 @@ def _one(row: MethodRow) -> str:
         f"cost        {row.cost}",
         *([f"statistics  {', '.join(row.statistics)}"] if row.statistics else []),
     ]
-    parts = [wrap(f"{row.name}{also}: {row.summary}"), _fitted(row.description), "\n".join(facts)]
+    parts = [wrap(f"{row.name}{also}: {row.summary}"), _fit_paragraphs(row.description), "\n".join(facts)]
     if row.parameters:
-        cells = [(p.name, p.default, p.bounds, "yes" if p.per_model else "", _meaning(p)) for p in row.parameters]
+        cells = [
+            (p.name, p.default, p.bounds, "yes" if p.per_model else "", _format_meaning(p)) for p in row.parameters
+        ]
         table = Table(("parameter", "default", "values", "per model", "meaning"), cells).text(width=sys.maxsize)
         narrow = max(map(len, table.splitlines())) > terminal_width()
-        parts.append("\n".join(map(_entry, row.parameters)) if narrow else table)
+        parts.append("\n".join(map(_format_parameter, row.parameters)) if narrow else table)
     return "\n\n".join(parts)
 
 
-def _fitted(text: str) -> str:
+def _fit_paragraphs(text: str) -> str:
     """Paragraphs as they were written if they fit, else filled anew."""
     if max(map(len, text.splitlines())) <= terminal_width():
         return text
     return "\n\n".join(wrap(" ".join(part.split())) for part in text.split("\n\n"))
 
 
-def _entry(parameter: ParameterRow) -> str:
+def _format_parameter(parameter: ParameterRow) -> str:
     """A parameter where a table has no room."""
     each = ", per model" if parameter.per_model else ""
     bounds = f" ({parameter.bounds})" if parameter.bounds else ""
     head = f"{parameter.name}, default {parameter.default}{bounds}{each}"
-    return f"{wrap(head, '  ')}\n{wrap(f'  {_meaning(parameter)}', '  ')}"
+    return f"{wrap(head, '  ')}\n{wrap(f'  {_format_meaning(parameter)}', '  ')}"
 
 
-def _meaning(parameter: ParameterRow) -> str:
+def _format_meaning(parameter: ParameterRow) -> str:
     also = f" (also {', '.join(parameter.aliases)})" if parameter.aliases else ""
     return parameter.help + also

@@ -25,7 +25,7 @@ def name_checkpoints(references: Sequence[str]) -> dict[str, str]:
                 raise InputError(f"two checkpoints are called {given!r}")
             named[given] = path
             continue
-        name = short = _short(text)
+        name = short = _shorten_path(text)
         count = 1
         while name in named:
             count += 1
@@ -51,7 +51,7 @@ def read_pairs(texts: Iterable[str], form: str, option: str = "") -> dict[str, s
     return found
 
 
-def _short(reference: str) -> str:
+def _shorten_path(reference: str) -> str:
     path = Path(reference)
     stem = path.stem if path.suffix in _SUFFIXES else path.name
     return path.resolve().parent.name if stem in _GENERIC or stem in ("", "..") else stem

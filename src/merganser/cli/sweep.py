@@ -67,7 +67,7 @@ def command(
         _check_place(best, recipe)
 
     axes, budgets = parse_over(over), rungs or [100]
-    scored = _scored(score) if score else _on_tasks(recipe, tasks or [], device)
+    scored = _score_variant(score) if score else _on_tasks(recipe, tasks or [], device)
     if isinstance(scored, TaskScore):
         budgets = scored.limit(budgets)
     total = sum(rung_sizes(math.prod(map(len, axes.values())), len(budgets), keep))
@@ -129,7 +129,7 @@ def _models(recipe: Recipe) -> list[Path]:
     return [Path(model.path).resolve() for model in recipes.plan(recipe).models if model.path is not None]
 
 
-def _scored(reference: str) -> VariantScore:
+def _score_variant(reference: str) -> VariantScore:
     from merganser.evaluate.references import import_function
 
     function: Any = import_function(reference, "--score")

@@ -59,13 +59,13 @@ class Server:
             {"prompt": prompt, "max_tokens": tokens, "temperature": 0.0, **({"stop": list(stop[:4])} if stop else {})}
             for prompt in prompts
         ]
-        return [str(self._choice(reply).get("text", "")) for reply in self._map("completions", bodies)]
+        return [str(self._first_choice(reply).get("text", "")) for reply in self._map("completions", bodies)]
 
     def chat(self, conversations: Sequence[Sequence[Mapping[str, str]]], tokens: int) -> list[str]:
         """Return the model's next turn in each conversation."""
         bodies = [{"messages": list(turns), "max_tokens": tokens, "temperature": 0.0} for turns in conversations]
         replies = self._map("chat/completions", bodies)
-        return [str((self._choice(reply).get("message") or {}).get("content") or "") for reply in replies]
+        return [str((self._first_choice(reply).get("message") or {}).get("content") or "") for reply in replies]
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return log p(continuation | prompt) for each pair of texts.
@@ -102,7 +102,7 @@ class Server:
         self._send("unload_lora_adapter", {"lora_name": name})
 
     def _likelihood(self, reply: Any, prompt: str, rest: str) -> float:
-        found = self._choice(reply).get("logprobs") or {}
+        found = self._first_choice(reply).get("logprobs") or {}
         logs, places = found.get("token_logprobs"), found.get("text_offset")
         if not logs or not places or len(logs) != len(places):
             raise InputError(
@@ -119,7 +119,7 @@ class Server:
             raise MerganserError(f"{self.url}: no log-probability for {rest[:40]!r}")
         return float(sum(inside))
 
-    def _choice(self, reply: Any) -> Any:
+    def _first_choice(self, reply: Any) -> Any:
         choices = reply.get("choices") if isinstance(reply, dict) else None
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             raise MerganserError(f"{self.url}: returned an answer without choices; is it an OpenAI-compatible server?")

@@ -131,7 +131,7 @@ class MultipleChoice(Prompted):
                 raise InputError("chat: a server cannot score options within its chat template; use kind choice")
             logs = iter(model.score([(self.ask(r), f" {option}") for r in records for option in r["options"]]))
         else:
-            found = score_continuations(model, self._all_pairs(model, items), self.batch)
+            found = score_continuations(model, self._tokenize_pairs(model, items), self.batch)
             logs = iter([each.log for each in found])
         return [torch.tensor([next(logs) for _ in record["options"]], dtype=torch.float64) for record in records]
 
@@ -153,16 +153,16 @@ class MultipleChoice(Prompted):
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in super().__getstate__().items() if k != "_tokenized"}
 
-    def _all_pairs(self, model: nn.Module, items: Sequence[int]) -> list[TokenPair]:
+    def _tokenize_pairs(self, model: nn.Module, items: Sequence[int]) -> list[TokenPair]:
         """Return the tokens of items, which are the same for all models of one kind and are made once."""
         decoding = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
         limit, known = self.limit(model), self._tokenized
         for item in items:
             if (item, limit, decoding) not in known:
-                known[item, limit, decoding] = self._pairs(model, item, self.records[item])
+                known[item, limit, decoding] = self._tokenize_options(model, item, self.records[item])
         return [pair for item in items for pair in known[item, limit, decoding]]
 
-    def _pairs(self, model: nn.Module, item: int, record: Mapping[str, Any]) -> list[TokenPair]:
+    def _tokenize_options(self, model: nn.Module, item: int, record: Mapping[str, Any]) -> list[TokenPair]:
         """Return the tokens of the prompt and of each option after it."""
         prompt = self.ask(record)
         if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
@@ -203,7 +203,7 @@ class Perplexity(Asked):
         scores = [0.0] * len(texts)
         for chosen in batches_by_length([len(text) for text in texts], self.batch):
             batch = self.encode([texts[n] for n in chosen], model)
-            logs = _token_logs(model(**batch).logits, batch["input_ids"])
+            logs = _score_tokens(model(**batch).logits, batch["input_ids"])
             mask = batch["attention_mask"][:, 1:].to(logs.dtype)
             found = (-(logs * mask).sum(1) / mask.sum(1).clamp_min(1)).tolist()
             for number, value in zip(chosen, found, strict=True):
@@ -223,7 +223,7 @@ def embeddings(model: nn.Module, examiner: Asked, items: Sequence[int]) -> Tenso
     return torch.cat(rows).cpu()
 
 
-def _token_logs(logits: Tensor, ids: Tensor) -> Tensor:
+def _score_tokens(logits: Tensor, ids: Tensor) -> Tensor:
     """Return log p of every token after the first, given those before it."""
     found: Tensor = torch.log_softmax(require_finite(logits)[:, :-1].float(), -1).gather(-1, ids[:, 1:, None])[..., 0]
     return found

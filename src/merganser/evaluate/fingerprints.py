@@ -51,7 +51,7 @@ def hash_examiner(examiner: Examiner) -> dict[str, str]:
         version = importlib.metadata.version("lm_eval")
         return {**hash_asking(examiner), "lm-eval": hash_value(version), "data": hash_value(asked)}
     if isinstance(examiner, Asked):
-        return {**hash_asking(examiner), "data": hash_value(list(map(_question, examiner.records)))}
+        return {**hash_asking(examiner), "data": hash_value(list(map(_strip_place, examiner.records)))}
     return {}
 
 
@@ -66,7 +66,7 @@ def hash_asking(examiner: Asked | Harness) -> dict[str, str]:
 
 def hash_question(examiner: Asked, item: int) -> str:
     """Return the hash of a question, which does not depend on its place in a file."""
-    return hash_value(_question(examiner.records[item]))
+    return hash_value(_strip_place(examiner.records[item]))
 
 
 def hash_tokenizer(tokenizer: str) -> str:
@@ -92,11 +92,11 @@ def hash_source(reference: str) -> dict[str, str]:
     file = Path(origin)
     root = file.parents[name.count(".") + (file.name == "__init__.py")]
     installed = root.name in ("site-packages", "dist-packages")
-    found = {file} if installed else {file, *_own_files(root, name)}
+    found = {file} if installed else {file, *_find_own_files(root, name)}
     return {str(each): hashlib.sha256(each.read_bytes()).hexdigest() for each in sorted(found)}
 
 
-def _own_files(root: Path, name: str) -> set[Path]:
+def _find_own_files(root: Path, name: str) -> set[Path]:
     """Return the files below `root` of a module and of everything that it imports from there."""
     found: set[Path] = set()
     waiting = [name]
@@ -123,5 +123,5 @@ def hash_value(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _question(record: Mapping[str, Any]) -> dict[str, Any]:
+def _strip_place(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name != "place"}

@@ -91,12 +91,12 @@ class Generation(Prompted):
 
     def __call__(self, model: nn.Module | Server, items: Sequence[int]) -> Measures:
         if isinstance(model, Server):
-            found = self._served(model, [self.records[item] for item in items])
+            found = self._ask_server(model, [self.records[item] for item in items])
         else:
-            found = self._written(model, items)
+            found = self._ask_model(model, items)
         return {name: [each[name] for each in found] for name in (SCORE, *self.measures)}
 
-    def _served(self, server: Server, records: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
+    def _ask_server(self, server: Server, records: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
         """Return replies of a server; their length is in words, since its tokens are unknown."""
         if self.chat:
             replies = server.chat([self.turns(record) for record in records], self.max_new_tokens)
@@ -104,11 +104,11 @@ class Generation(Prompted):
             replies = server.complete([self.ask(record) for record in records], self.max_new_tokens, self.stop)
         texts = [cut(reply, self.stop) for reply in replies]
         return [
-            self._judged(text, record) | {"length": float(len(text.split()))}
+            self._judge(text, record) | {"length": float(len(text.split()))}
             for text, record in zip(texts, records, strict=True)
         ]
 
-    def _written(self, model: nn.Module, items: Sequence[int]) -> list[dict[str, float]]:
+    def _ask_model(self, model: nn.Module, items: Sequence[int]) -> list[dict[str, float]]:
         tokenizer = tokenizer_at(self.tokenizer)
         generate: Callable[..., Tensor] = model.generate  # type: ignore[assignment]
         if (limit := self.limit(model)) <= self.max_new_tokens:
@@ -131,16 +131,16 @@ class Generation(Prompted):
                 max_new_tokens=self.max_new_tokens,
                 do_sample=False,
                 pad_token_id=tokenizer.pad_token_id,
-                stopping_criteria=_stopping(tokenizer, tuple(self.stop), start),
+                stopping_criteria=_stop_at(tokenizer, tuple(self.stop), start),
                 logits_processor=[_require_numbers],
             )
             for number, reply in zip(chosen, ids[:, start:], strict=True):
                 text = cut(str(tokenizer.decode(reply, skip_special_tokens=True)), self.stop)
                 length = float((reply != tokenizer.pad_token_id).sum())
-                replies[number] = self._judged(text, self.records[items[number]]) | {"length": length}
+                replies[number] = self._judge(text, self.records[items[number]]) | {"length": length}
         return [replies[number] for number in range(len(prompts))]
 
-    def _judged(self, reply: str, record: Mapping[str, Any]) -> dict[str, float]:
+    def _judge(self, reply: str, record: Mapping[str, Any]) -> dict[str, float]:
         right = float(self.is_right(reply, record))
         if self.language is not None:
             spoken = float(is_in_language(reply, self.language))
@@ -221,7 +221,7 @@ def share_of_script(text: str, script: str) -> float:
 
 
 @lru_cache(maxsize=1)
-def _stopper() -> type:
+def _define_stopper() -> type:
     """Return the class of the stopping criterion, defined once `transformers` is imported."""
     base: Any = require("transformers", "hf").StoppingCriteria
 
@@ -240,5 +240,5 @@ def _stopper() -> type:
     return StopStrings
 
 
-def _stopping(tokenizer: Any, stops: Sequence[str], start: int) -> list[Any] | None:
-    return [_stopper()(tokenizer, stops, start)] if stops else None
+def _stop_at(tokenizer: Any, stops: Sequence[str], start: int) -> list[Any] | None:
+    return [_define_stopper()(tokenizer, stops, start)] if stops else None

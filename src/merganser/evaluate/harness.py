@@ -87,13 +87,13 @@ class Harness:
     @cached_property
     def tasks(self) -> Sequence[Any]:
         """Return the harness' tasks, with their data."""
-        manager = self._manager()
+        manager = self._find_manager()
         wanted: Any = self.task
         if self.data is not None:
             if self.task not in manager.all_subtasks:
                 raise InputError(f"data: {self.task!r} is a group of tasks; give each of them its own")
             # A task in a group may differ from the registered task of its name; a task given alone may not.
-            wanted = {"group": f"{self.task}, local", "task": [{"task": self.task, **self._local()}]}
+            wanted = {"group": f"{self.task}, local", "task": [{"task": self.task, **self._configure_local_data()}]}
         try:
             found = manager.load([wanted])
         except (OSError, ValueError, KeyError, ConnectionError) as error:
@@ -111,7 +111,7 @@ class Harness:
     def questions(self) -> Sequence[Question]:
         """Return every item with its prompts, built in the harness' order."""
         found = []
-        template = partial(_chat, tokenizer_at(self.tokenizer)) if self.chat else None
+        template = partial(_render_chat, tokenizer_at(self.tokenizer)) if self.chat else None
         for task in self.tasks:
             task.build_all_requests(
                 apply_chat_template=self.chat, fewshot_as_multiturn=self.chat, chat_template=template
@@ -124,30 +124,30 @@ class Harness:
         return found
 
     def __call__(self, model: nn.Module, items: Sequence[int]) -> Measures:
-        asked = [_blank(self.questions[item]) for item in items]
-        _reply(self._wrapped(model), [request for question in asked for request in question.requests])
+        asked = [_clear_answers(self.questions[item]) for item in items]
+        _fill_in_replies(self._wrap_model(model), [request for question in asked for request in question.requests])
         for task in self.tasks:
             task._instances = [r for question in asked if question.task is task for r in question.requests]
             if task.instances:
                 task.apply_filters()
         return self._measures([self._results(question) for question in asked])
 
-    def _manager(self) -> Any:
+    def _find_manager(self) -> Any:
         """Return the task manager; reads the index of the harness' tasks, which takes seconds, only if the folder
         lacks the task.
         """
         if self.include is not None:
             if not Path(self.include).is_dir():
                 raise InputError(f"include: {self.include} is not a folder of task files")
-            local = _indexed(self.include, False)
+            local = _load_index(self.include, False)
             if self.task in local.all_tasks:
                 return local
-        manager = _indexed(self.include, True)
+        manager = _load_index(self.include, True)
         if self.task not in manager.all_tasks:
             raise InputError(f"the harness has no task {self.task!r}{did_you_mean(self.task, manager.all_tasks)}")
         return manager
 
-    def _local(self) -> dict[str, Any]:
+    def _configure_local_data(self) -> dict[str, Any]:
         """Return the changes of a task's configuration that make it read `data`."""
         source = Path(str(self.data))
         files = sorted(p for p in source.iterdir() if p.suffix in BUILDERS) if source.is_dir() else [source]
@@ -163,9 +163,9 @@ class Harness:
         splits = dict.fromkeys(("training_split", "validation_split", "fewshot_split")) | {"test_split": "test"}
         return changed | splits | {"dataset_kwargs": {"data_files": {"test": str(source)}}}
 
-    def _wrapped(self, model: nn.Module) -> Any:
+    def _wrap_model(self, model: nn.Module) -> Any:
         huggingface = require("lm_eval.models.huggingface", "lm-eval")
-        logging.getLogger(huggingface.__name__).addFilter(_worth_saying)
+        logging.getLogger(huggingface.__name__).addFilter(_is_worth_saying)
         return huggingface.HFLM(pretrained=model, tokenizer=tokenizer_at(self.tokenizer), batch_size=self.batch)
 
     def _results(self, question: Question) -> Mapping[str, Any]:
@@ -178,7 +178,7 @@ class Harness:
         return results
 
     def _measures(self, results: Sequence[Mapping[str, Any]]) -> Measures:
-        names = [name for name in results[0] if all(_number(each.get(name)) for each in results)]
+        names = [name for name in results[0] if all(_is_number(each.get(name)) for each in results)]
         score = self.metric or next(iter(names), "")
         if score not in names:
             known = ", ".join(names) or "none"
@@ -191,11 +191,11 @@ class Harness:
 
 
 @lru_cache(maxsize=4)
-def _indexed(include: str | None, defaults: bool) -> Any:
+def _load_index(include: str | None, defaults: bool) -> Any:
     return require("lm_eval.tasks", "lm-eval").TaskManager(include_path=include, include_defaults=defaults)
 
 
-def _chat(tokenizer: Any, history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+def _render_chat(tokenizer: Any, history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
     """Return a conversation in the tokenizer's template, open for a reply or for the rest of its last turn."""
     text: str = tokenizer.apply_chat_template(
         list(history),
@@ -206,12 +206,12 @@ def _chat(tokenizer: Any, history: Sequence[Mapping[str, str]], add_generation_p
     return text
 
 
-def _blank(question: Question) -> Question:
+def _clear_answers(question: Question) -> Question:
     """Return the same question, unanswered."""
     return replace(question, requests=tuple(replace(r, resps=[], filtered_resps={}) for r in question.requests))
 
 
-def _reply(lm: Any, requests: Sequence[Any]) -> None:
+def _fill_in_replies(lm: Any, requests: Sequence[Any]) -> None:
     """Send the model all requests of each kind at once; the replies are stored in the requests."""
     kinds: dict[str, list[Any]] = {}
     for request in requests:
@@ -224,10 +224,10 @@ def _reply(lm: Any, requests: Sequence[Any]) -> None:
             request.resps.append(reply)
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, np.number, np.bool_))
 
 
-def _worth_saying(record: logging.LogRecord) -> bool:
+def _is_worth_saying(record: logging.LogRecord) -> bool:
     """Drop the warning that the harness prints for every model that is already in memory."""
     return "`pretrained` model kwarg is not of type `str`" not in record.getMessage()

@@ -58,12 +58,12 @@ def score_continuations(model: nn.Module, pairs: Sequence[TokenPair], batch: int
     if not pairs:
         return []
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return _decoded(model, pairs, batch)
-    if max(len(prompt) + len(rest) for prompt, rest in pairs) * 2 > _window(model):
+        return _score_with_decoder(model, pairs, batch)
+    if max(len(prompt) + len(rest) for prompt, rest in pairs) * 2 > _find_window(model):
         return score_whole(model, pairs, batch)  # padding between prompt and option would use up the window
     if model not in _SHARING:
         _SHARING[model] = _can_share(model, pairs[:CHECKED])
-    return _shared(model, pairs, batch) if _SHARING[model] else score_whole(model, pairs, batch)
+    return _score_with_shared_prompts(model, pairs, batch) if _SHARING[model] else score_whole(model, pairs, batch)
 
 
 #: Whether a model's cache can be shared; determined once per model.
@@ -74,7 +74,7 @@ def score_whole(model: nn.Module, pairs: Sequence[TokenPair], batch: int = 16) -
     """Return the same from whole sequences, one per pair; `score_continuations` must agree with it."""
     found: dict[int, Likelihood] = {}
     for chosen in batches_by_length([len(prompt) + len(rest) for prompt, rest in pairs], batch):
-        ids, mask = _padded([[*pairs[n][0], *pairs[n][1]] for n in chosen], _device(model))
+        ids, mask = _pad([[*pairs[n][0], *pairs[n][1]] for n in chosen], _device(model))
         logits = model(input_ids=ids, attention_mask=mask).logits
         for row, number in enumerate(chosen):
             prompt, rest = pairs[number]
@@ -106,7 +106,7 @@ def common_length(left: Sequence[int], right: Sequence[int]) -> int:
     return next(differ, min(len(left), len(right)))
 
 
-def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+def _pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return tokens padded on the right, and their mask."""
     width = max(map(len, rows))
     ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device)
@@ -130,14 +130,14 @@ class _Past:
         return _Past(tuple((k[index], v[index]) for k, v in self.layers), self.mask[index])
 
 
-def _extended(
+def _extend(
     model: nn.Module, past: _Past | None, rows: Sequence[Sequence[int]], *, last: bool = False
 ) -> tuple[Tensor, _Past]:
     """Return the logits after these tokens, which continue `past`, and the new past; with `last`, the logits only
     after the last token of each row.
     """
     cache = require("transformers", "hf").DynamicCache()
-    ids, mask = _padded(rows, _device(model))
+    ids, mask = _pad(rows, _device(model))
     starts = torch.zeros(len(rows), 1, dtype=torch.long, device=ids.device)
     whole = mask
     if past is not None:
@@ -148,7 +148,7 @@ def _extended(
     if "position_ids" in inspect.signature(model.forward).parameters:
         options["position_ids"] = starts + torch.arange(ids.shape[1], device=ids.device)
     ends = mask.sum(1) - 1
-    with _only_at(model, ends) if last else nullcontext():
+    with _compute_logits_at(model, ends) if last else nullcontext():
         output = model(input_ids=ids, **options)
     logits = output.logits
     if last:
@@ -157,7 +157,7 @@ def _extended(
 
 
 @contextmanager
-def _only_at(model: nn.Module, places: Tensor) -> Iterator[None]:
+def _compute_logits_at(model: nn.Module, places: Tensor) -> Iterator[None]:
     """Let a model's head see the hidden state at one place of each row alone: a large vocabulary costs as much per
     token as many layers.
     """
@@ -178,7 +178,7 @@ def _only_at(model: nn.Module, places: Tensor) -> Iterator[None]:
         hook.remove()
 
 
-def _window(model: nn.Module) -> float:
+def _find_window(model: nn.Module) -> float:
     """Return how many tokens a model looks back: 0 if it has layers without attention, infinity without a window."""
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -197,7 +197,7 @@ def _layers(cache: Any) -> tuple[tuple[Tensor, Tensor], ...]:
     return tuple(zip(cache.key_cache, cache.value_cache, strict=True))
 
 
-def _shared(model: nn.Module, pairs: Sequence[TokenPair], batch: int) -> list[Likelihood]:
+def _score_with_shared_prompts(model: nn.Module, pairs: Sequence[TokenPair], batch: int) -> list[Likelihood]:
     prompts: dict[tuple[int, ...], list[int]] = {}
     for number, (prompt, _) in enumerate(pairs):
         prompts.setdefault(tuple(prompt), []).append(number)
@@ -208,20 +208,20 @@ def _shared(model: nn.Module, pairs: Sequence[TokenPair], batch: int) -> list[Li
         stem = lowest[: min(common_length(lowest, highest), *(len(prompt) - 1 for prompt in known))]
     past = None
     if len(stem) >= STEM:
-        _, past = _extended(model, None, [stem], last=True)
+        _, past = _extend(model, None, [stem], last=True)
     else:
         stem = ()
     found: dict[int, Likelihood] = {}
     for chosen in batches_by_length([len(prompt) for prompt in known], batch):
         rows = [known[n][len(stem) :] for n in chosen]
         start = None if past is None else past.rows([0] * len(rows))
-        logits, prompted = _extended(model, start, rows, last=True)
+        logits, prompted = _extend(model, start, rows, last=True)
         branches = [(row, number) for row, n in enumerate(chosen) for number in prompts[known[n]]]
-        found |= _branched(model, prompted, _log_probabilities(logits), branches, pairs, batch)
+        found |= _score_branches(model, prompted, _log_probabilities(logits), branches, pairs, batch)
     return [found[number] for number in range(len(pairs))]
 
 
-def _branched(
+def _score_branches(
     model: nn.Module,
     past: _Past,
     last: Tensor,
@@ -242,7 +242,7 @@ def _branched(
     for chosen in batches_by_length([len(pairs[n][1]) for _, n in longer], batch):
         here = [longer[place] for place in chosen]
         starts = [pairs[n][1][:-1] for _, n in here]
-        logits, _ = _extended(model, past.rows([row for row, _ in here]), starts)
+        logits, _ = _extend(model, past.rows([row for row, _ in here]), starts)
         for place, (row, n) in enumerate(here):
             before = torch.cat([last[row][None], _log_probabilities(logits[place, : len(starts[place])])])
             found[n] = _likelihood(before, pairs[n][1])
@@ -254,7 +254,7 @@ def _can_share(model: nn.Module, pairs: Sequence[TokenPair]) -> bool:
     if "past_key_values" not in inspect.signature(model.forward).parameters:
         return False
     try:
-        shared = _shared(model, pairs, len(pairs))
+        shared = _score_with_shared_prompts(model, pairs, len(pairs))
     except (TypeError, AttributeError, IndexError, RuntimeError, ValueError, NotImplementedError):
         return False
     narrow = any(parameter.dtype not in (torch.float32, torch.float64) for parameter in model.parameters())
@@ -266,7 +266,7 @@ def _can_share(model: nn.Module, pairs: Sequence[TokenPair]) -> bool:
     )
 
 
-def _decoded(model: nn.Module, pairs: Sequence[TokenPair], batch: int) -> list[Likelihood]:
+def _score_with_decoder(model: nn.Module, pairs: Sequence[TokenPair], batch: int) -> list[Likelihood]:
     """Score with an encoder-decoder: every prompt is encoded once, and the decoder scores the continuations."""
     prompts: dict[tuple[int, ...], list[int]] = {}
     for number, (prompt, _) in enumerate(pairs):
@@ -277,13 +277,13 @@ def _decoded(model: nn.Module, pairs: Sequence[TokenPair], batch: int) -> list[L
     first = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.pad_token_id
     found: dict[int, Likelihood] = {}
     for chosen in batches_by_length([len(prompt) for prompt in known], batch):
-        ids, mask = _padded([known[n] for n in chosen], _device(model))
+        ids, mask = _pad([known[n] for n in chosen], _device(model))
         states = encoder(input_ids=ids, attention_mask=mask)[0]
         branches = [(row, number) for row, n in enumerate(chosen) for number in prompts[known[n]]]
         for part in batches_by_length([len(pairs[n][1]) for _, n in branches], batch):
             rows = [branches[place][0] for place in part]
             numbers = [branches[place][1] for place in part]
-            inputs, _ = _padded([[first, *pairs[n][1][:-1]] for n in numbers], ids.device)
+            inputs, _ = _pad([[first, *pairs[n][1][:-1]] for n in numbers], ids.device)
             logits = model(encoder_outputs=(states[rows],), attention_mask=mask[rows], decoder_input_ids=inputs).logits
             for place, n in enumerate(numbers):
                 found[n] = _likelihood(_log_probabilities(logits[place, : len(pairs[n][1])]), pairs[n][1])

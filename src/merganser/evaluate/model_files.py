@@ -37,12 +37,12 @@ def hash_settings(reference: str) -> dict[str, str]:
     return {
         f"{part}/{file.relative_to(folder).as_posix()}": hashlib.sha256(file.read_bytes()).hexdigest()
         for part in parts(reference)
-        for folder in _folders(part)
+        for folder in _find_folders(part)
         for file in settings_files(folder)
     }
 
 
-def _folders(part: str) -> Iterator[Path]:
+def _find_folders(part: str) -> Iterator[Path]:
     """Yield the directory of a model; for one of the hub, that of its settings in the hub's cache."""
     path = Path(part).expanduser()
     if path.is_dir():

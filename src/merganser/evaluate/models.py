@@ -135,7 +135,7 @@ def evaluate(
         except MerganserError as error:
             checks.append(Check("loads", "fail", str(error)))
         checks += compare_tasks(tasks, own, others, limit)
-    normalized = _normalized(tasks, own, list(others.values()))
+    normalized = _normalize_scores(tasks, own, list(others.values()))
     asked = count_questions(tasks, limit) if own.tasks else {}
     return Evaluation(str(checkpoint), verdict(checks), tuple(checks), own, others, normalized, asked)
 
@@ -198,7 +198,7 @@ def _evaluate_servers(
         found[each] = Scores(None, {task.name: task.score(server, "", limit) for task in tasks})
     checks = (Check("weights", "skip", "behind a server: judged by its answers alone"),)
     own = found.pop(checkpoint)
-    normalized, asked = _normalized(tasks, own, list(found.values())), count_questions(tasks, limit)
+    normalized, asked = _normalize_scores(tasks, own, list(found.values())), count_questions(tasks, limit)
     return Evaluation(checkpoint, verdict(checks), checks, own, found, normalized, asked)
 
 
@@ -259,7 +259,7 @@ def _compare_language(own: _Examined, parents: Mapping[str, _Examined]) -> list[
     ]
 
 
-def _normalized(tasks: Sequence[Task], own: Scores, others: Sequence[Scores]) -> float | None:
+def _normalize_scores(tasks: Sequence[Task], own: Scores, others: Sequence[Scores]) -> float | None:
     names = [task.name for task in tasks if task.higher_is_better and task.name in own.tasks]
     best = {name: max((scores.tasks[name] for scores in others), default=0.0) for name in names}
     merged = {name: own.tasks[name] for name in names if best[name] > 0}

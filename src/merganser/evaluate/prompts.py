@@ -60,7 +60,7 @@ class Prompted(Asked):
 
     def turns(self, record: Mapping[str, Any]) -> list[dict[str, str]]:
         """Return the conversation before a reply: the examples, and the question."""
-        before = [turn for prompt, reply in self.solved for turn in _turns(prompt, reply)]
+        before = [turn for prompt, reply in self.solved for turn in _build_turns(prompt, reply)]
         return [*before, {"role": "user", "content": fill(self.prompt, record)}]
 
     def ask(self, record: Mapping[str, Any]) -> str:
@@ -89,7 +89,7 @@ class Prompted(Asked):
         return [list(ids) for ids in found]
 
 
-def _turns(prompt: str, reply: str) -> list[dict[str, str]]:
+def _build_turns(prompt: str, reply: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
 
 

@@ -53,23 +53,23 @@ def read_records(path: str | Path, fields: Sequence[str] = ("label", "text")) ->
     # Not splitlines: a JSON string may contain other line separators of Unicode.
     lines = [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if source.suffix == ".tsv":
-        found = _tabular(source, lines, fields)
+        found = _read_table(source, lines, fields)
     elif source.suffix == ".json":
-        whole = _parsed(text, str(source))
+        whole = _parse_line(text, str(source))
         if not isinstance(whole, list):
-            raise InputError(f"{source}: expected a list of records, one per question, not a {_kind(whole)}")
+            raise InputError(f"{source}: expected a list of records, one per question, not a {_name_kind(whole)}")
         found = [(f"{source}: record {number}", record) for number, record in enumerate(whole)]
     else:
-        found = [(place, _parsed(line, place)) for number, line in lines for place in [f"{source}, line {number}"]]
+        found = [(place, _parse_line(line, place)) for number, line in lines for place in [f"{source}, line {number}"]]
     if not found:
         raise InputError(f"{source}: contains no questions")
     for place, record in found:
         if not isinstance(record, dict):
-            raise InputError(f'{place}: expected a record such as {{"question": …}}, not a {_kind(record)}')
+            raise InputError(f'{place}: expected a record such as {{"question": …}}, not a {_name_kind(record)}')
     return [Placed(place, record) for place, record in found]
 
 
-def _tabular(source: Path, lines: Sequence[tuple[int, str]], fields: Sequence[str]) -> list[tuple[str, Any]]:
+def _read_table(source: Path, lines: Sequence[tuple[int, str]], fields: Sequence[str]) -> list[tuple[str, Any]]:
     rows = list(csv.reader((line for _, line in lines), delimiter="\t", quoting=csv.QUOTE_NONE))
     header = ["label", "text"] if set(fields) <= {"label", "text"} else list(fields)
     if rows and set(fields) <= set(rows[0]):
@@ -83,7 +83,7 @@ def _tabular(source: Path, lines: Sequence[tuple[int, str]], fields: Sequence[st
     return found
 
 
-def _parsed(text: str, place: str) -> Any:
+def _parse_line(text: str, place: str) -> Any:
     try:
         return parse_json(text)
     except json.JSONDecodeError as error:
@@ -93,5 +93,5 @@ def _parsed(text: str, place: str) -> Any:
         raise InputError(f"{place}: not valid JSON: {error}") from None
 
 
-def _kind(value: Any) -> str:
+def _name_kind(value: Any) -> str:
     return {dict: "mapping", list: "list", str: "text", type(None): "null"}.get(type(value), type(value).__name__)

@@ -38,11 +38,11 @@ def rung_sizes(candidates: int, rungs: int, keep: float = 0.5) -> list[int]:
     """Return how many candidates are scored on each rung of successive halving."""
     sizes = [candidates]
     while len(sizes) < rungs:
-        sizes.append(_kept(sizes[-1], keep))
+        sizes.append(_check_kept(sizes[-1], keep))
     return sizes
 
 
-def _kept(count: int, keep: float) -> int:
+def _check_kept(count: int, keep: float) -> int:
     return max(1, math.ceil(keep * count))
 
 
@@ -67,7 +67,7 @@ def successive_halving(
     remaining, rungs = list(candidates), []
     for index, budget in enumerate(budgets):
         if index:
-            remaining = remaining[: _kept(len(remaining), keep)]
+            remaining = remaining[: _check_kept(len(remaining), keep)]
         scores = {candidate: float(score(candidate, budget)) for candidate in remaining}
         remaining.sort(key=lambda c: math.inf if math.isnan(scores[c]) else -scores[c])
         rungs.append(Rung(budget, scores))

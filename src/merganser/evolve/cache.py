@@ -33,7 +33,7 @@ class AnswerCache:
         self.path = Path(path)
 
     @contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
+    def _connect(self) -> Iterator[sqlite3.Connection]:
         try:
             with closing(sqlite3.connect(self.path, timeout=60)) as connection, connection:
                 connection.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, measures TEXT NOT NULL)")
@@ -48,7 +48,7 @@ class AnswerCache:
         examine: Callable[[Sequence[int]], Mapping[str, Sequence[float]]],
     ) -> dict[str, list[float]]:
         """Return the measures of all items; ask only those whose key is unknown, and store the new ones."""
-        with self._connected() as connection:
+        with self._connect() as connection:
             rows = [connection.execute("SELECT measures FROM answers WHERE key = ?", (key,)).fetchone() for key in keys]
         known: list[Any] = [None if row is None else parse_json(row[0]) for row in rows]
         missing = [place for place, found in enumerate(known) if found is None]
@@ -56,7 +56,7 @@ class AnswerCache:
             fresh = examine([items[place] for place in missing])
             for number, place in enumerate(missing):
                 known[place] = {measure: float(values[number]) for measure, values in fresh.items()}
-            with self._connected() as connection:
+            with self._connect() as connection:
                 connection.executemany(
                     "REPLACE INTO answers VALUES (?, ?)", [(keys[place], json.dumps(known[place])) for place in missing]
                 )

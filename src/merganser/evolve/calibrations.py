@@ -40,8 +40,8 @@ def read(reference: str) -> Calibration:
     if not files:
         raise InputError(f"{path}: no such file")
     if path.endswith(".jsonl"):
-        return _sampled(files, part)
-    return _published(path, part) if part else _answered(path)
+        return _ask_sampled(files, part)
+    return _load_published(path, part) if part else _read_answers(path)
 
 
 def find_files(reference: str) -> list[str]:
@@ -50,7 +50,7 @@ def find_files(reference: str) -> list[str]:
     return [path] if Path(path).is_file() else sorted(glob(path))
 
 
-def _sampled(files: Sequence[str], metric: str) -> Calibration:
+def _ask_sampled(files: Sequence[str], metric: str) -> Calibration:
     """Return the answers of the models with these samples: a metric by `doc_id`, NaN where a model has none."""
     rows: list[dict[int, float]] = []
     for file in files:
@@ -76,7 +76,7 @@ def _sampled(files: Sequence[str], metric: str) -> Calibration:
         raise InputError(f"{files[0]}: {error}") from None
 
 
-def _published(path: str, part: str) -> Calibration:
+def _load_published(path: str, part: str) -> Calibration:
     """Return the IRT of `benchmark/scenario` in tinyBenchmarks' file."""
     from merganser.evolve.irt import tinybenchmarks
 
@@ -89,7 +89,7 @@ def _published(path: str, part: str) -> Calibration:
     return Calibration(irt=tiny.irt.select(tiny.scenarios[scenario]))
 
 
-def _answered(path: str) -> Calibration:
+def _read_answers(path: str) -> Calibration:
     """Return answers of other models, shape (models, items)."""
     arrays = read_arrays(path)
     answers = arrays.get("", arrays.get("answers"))

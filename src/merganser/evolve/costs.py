@@ -159,23 +159,23 @@ def forecast(store: Store, design: Design) -> Forecast:
     count, _ = store.pace("candidate")
     size = sum(task.asked for task in design.tasks.values())
     left = max(0, design.search.trials - count)
-    each = size if not design.search.race else _raced(store, design, count, size)
+    each = size if not design.search.race else _expect_raced(store, design, count, size)
     models, items = left, left * each
-    for kind, (number, share) in _final_evaluations(design).items():
+    for kind, (number, share) in _count_final_evaluations(design).items():
         rest = max(0, number - store.pace(kind)[0])
         models, items = models + rest, items + rest * share
-    per_model, per_item = _pace(store, "candidate" if count else "endpoint")
+    per_model, per_item = _measure_pace(store, "candidate" if count else "endpoint")
     seconds = (models * per_model + items * per_item) / int(store.get("workers") or 1)
     return Forecast(left, round(left * each), seconds)
 
 
-def _raced(store: Store, design: Design, count: int, size: int) -> float:
+def _expect_raced(store: Store, design: Design, count: int, size: int) -> float:
     """Return the mean number of items asked of candidates that raced; the first population's starts do not."""
     first = min(count, max(1, len(design.starts)))
     return max(0, store.asked("candidate") - first * size) / (count - first) if count > first else size
 
 
-def _final_evaluations(design: Design) -> dict[str, tuple[int, int]]:
+def _count_final_evaluations(design: Design) -> dict[str, tuple[int, int]]:
     """Return, by kind of trial, how many models are evaluated after the search, and on how many items each."""
     search, tasks = design.search, design.tasks.values()
     missing, test = sum(task.pool - task.asked for task in tasks), sum(task.items - task.pool for task in tasks)
@@ -185,7 +185,7 @@ def _final_evaluations(design: Design) -> dict[str, tuple[int, int]]:
     return {"full": (search.stability + winners if missing else 0, missing), "test": (tested, test)}
 
 
-def _pace(store: Store, kind: str) -> tuple[float, float]:
+def _measure_pace(store: Store, kind: str) -> tuple[float, float]:
     """Return seconds of merging per model, and of everything else but loading per item asked."""
     (count, seconds), asked, spent = store.pace(kind), store.asked(kind), store.costs().get(kind, {})
     if not count or not asked:

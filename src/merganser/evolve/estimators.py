@@ -54,7 +54,7 @@ def p_irt(answers: ArrayLike, subset: Subset, irt: IRT, *, fit: Fit = "mle") -> 
     one_of("fit", fit, Fit)
     y = _answers(answers, subset)
     ability = irt.ability(y, subset.items, prior=fit == "map")
-    return _completed(float(y.mean()), subset, irt, ability.mean, ability.covariance)
+    return _complete(float(y.mean()), subset, irt, ability.mean, ability.covariance)
 
 
 def mixture(answers: ArrayLike, subset: Subset, irt: IRT, endpoints: ArrayLike, *, fit: Fit = "map") -> Posterior:
@@ -73,7 +73,7 @@ def mp_irt(answers: ArrayLike, subset: Subset, irt: IRT, endpoints: ArrayLike, *
     xi = mixture(answers, subset, irt, gammas, fit=fit)
     known = float(subset.weights @ _answers(answers, subset))
     covariance = gammas.T @ xi.covariance @ gammas
-    return _completed(known, subset, irt, xi.mean @ gammas, covariance, xi.mean)
+    return _complete(known, subset, irt, xi.mean @ gammas, covariance, xi.mean)
 
 
 def blend(c: float, left: Estimate, right: Estimate) -> Estimate:
@@ -188,7 +188,7 @@ def _answers(answers: ArrayLike, subset: Subset) -> Array:
     return y
 
 
-def _completed(
+def _complete(
     known: float,
     subset: Subset,
     irt: IRT,

@@ -35,7 +35,7 @@ def build_examiner(entry: StudyTask, run: RunFile) -> Examiner:
         raise InputError(f"unknown kind {entry.kind!r}{did_you_mean(entry.kind, kinds)}")
     if entry.items:
         raise InputError("items: counted in the data; leave it out")
-    examiner = _harness(entry, tokenizer) if entry.kind == HARNESS else _asked(entry, tokenizer)
+    examiner = _build_harness(entry, tokenizer) if entry.kind == HARNESS else _list_asked(entry, tokenizer)
     if not len(examiner):
         raise InputError(f"{entry.data or entry.task}: contains no questions")
     return examiner
@@ -56,7 +56,7 @@ def complete_task(name: str, task: StudyTask, examiner: Examiner, test_items: tu
     return replace(
         task,
         items=len(examiner),
-        strata=_column(examiner, strata, "stratify by") if isinstance(strata, str) else strata,
+        strata=_read_column(examiner, strata, "stratify by") if isinstance(strata, str) else strata,
         direction=task.direction or directions_of(name, examiner).get(name),  # type: ignore[arg-type]
         test_items=task.test_items if test_items is None else test_items,
     )
@@ -70,10 +70,10 @@ def choose_test_items(run: RunFile, examiners: Mapping[str, Examiner]) -> dict[s
     grouped: dict[str, Grouped] = {}
     for name, examiner in examiners.items():
         entry = run.tasks[name]
-        own = _own_test(entry, examiner)
+        own = _count_own_test(entry, examiner)
         if own:
             found[name] = tuple(range(len(examiner) - own, len(examiner)))
-        if (groups := _groups(entry, examiner, run)) is not None:
+        if (groups := _read_groups(entry, examiner, run)) is not None:
             share = entry.test if not isinstance(entry.test, str) else 0.2
             grouped[name] = Grouped(groups, share, own)
         elif not own and entry.test_items is None and isinstance(examiner, Asked):
@@ -99,19 +99,19 @@ def draw_test_items(name: str, examiner: Sized, share: float, seed: int) -> tupl
     return tuple(sorted(order_items(examiner, [seed, zlib.crc32(name.encode())])[:count]))
 
 
-def _own_test(entry: StudyTask, examiner: Examiner) -> int:
+def _count_own_test(entry: StudyTask, examiner: Examiner) -> int:
     """Return how many of the last items are from the task's test file."""
     if not isinstance(entry.test, str) or not isinstance(examiner, Asked):
         return 0
     return len(examiner) - len(replace(examiner, test=None))
 
 
-def _groups(entry: StudyTask, examiner: Examiner, run: RunFile) -> tuple[str, ...] | None:
+def _read_groups(entry: StudyTask, examiner: Examiner, run: RunFile) -> tuple[str, ...] | None:
     """Return the group of every item: the field that the task names, a field `group`, or the place in a file that
     several tasks use.
     """
     if entry.group is not None:
-        return _column(examiner, entry.group, "group by")
+        return _read_column(examiner, entry.group, "group by")
     records = getattr(examiner, "records", None)
     if records is not None and all("group" in record for record in records):
         return tuple(str(record["group"]) for record in records)
@@ -126,7 +126,7 @@ def directions_of(name: str, examiner: Examiner) -> dict[str, str]:
     return {name_measure(name, measure): direction for measure, direction in known.items()}
 
 
-def _column(examiner: Examiner, field: str, purpose: str) -> tuple[str, ...]:
+def _read_column(examiner: Examiner, field: str, purpose: str) -> tuple[str, ...]:
     """Return a field of every record, as text."""
     records = getattr(examiner, "records", None)
     if records is None:
@@ -137,7 +137,7 @@ def _column(examiner: Examiner, field: str, purpose: str) -> tuple[str, ...]:
     return tuple(str(record[field]) for record in records)
 
 
-def _asked(entry: StudyTask, tokenizer: str) -> Examiner:
+def _list_asked(entry: StudyTask, tokenizer: str) -> Examiner:
     if entry.data is None:
         raise InputError(f"kind {entry.kind} needs data: a file of questions")
     kind = KINDS[entry.kind]
@@ -146,7 +146,7 @@ def _asked(entry: StudyTask, tokenizer: str) -> Examiner:
     return kind(entry.data, tokenizer, test=test, **entry.options)  # type: ignore[return-value]
 
 
-def _harness(entry: StudyTask, tokenizer: str) -> Harness:
+def _build_harness(entry: StudyTask, tokenizer: str) -> Harness:
     if entry.task is None:
         raise InputError(f"kind {HARNESS} needs task: the name of a task of the harness")
     _check_options(entry.options, Harness, {"task", "tokenizer", "data"})

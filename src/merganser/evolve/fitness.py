@@ -93,7 +93,7 @@ class LiveMerge:
         """
         if self._candidate is None or candidate != self._candidate:
             self._candidate = None
-            changed = self._live.load(recipes.prepare(recipes.load(self.document(candidate)), open=self._held))
+            changed = self._live.load(recipes.prepare(recipes.load(self.document(candidate)), open=self._hold_endpoint))
             if self._copy is not None:
                 self._copy.mark(str(self._names.find(output.name)) for output in changed)
             self._candidate = candidate
@@ -107,7 +107,7 @@ class LiveMerge:
         """Open the base and the models, which the first load would do otherwise."""
         paths = [model["path"] for model in self.template["models"]]
         for path in dict.fromkeys([*paths, *([self.template["base"]] if "base" in self.template else [])]):
-            self._held(path)
+            self._hold_endpoint(path)
 
     def document(self, candidate: Proposal) -> dict[str, Any]:
         """Return the recipe of a candidate. For an endpoint it is the same merge with every tensor from that model,
@@ -117,7 +117,7 @@ class LiveMerge:
             return endpoint_document(self.template, self.space.models, candidate)
         return self.space.recipe(self.template, candidate)
 
-    def _held(self, reference: str) -> Checkpoint:
+    def _hold_endpoint(self, reference: str) -> Checkpoint:
         if reference not in self._open:
             self._open[reference] = hold_open(open_checkpoint(reference))
         return self._open[reference]

@@ -35,7 +35,7 @@ def standard_error(values: Array) -> float:
 
     √(p̃(1 − p̃)/(n + 4)) with p̃ = (Σy + 2)/(n + 4): a perfect score on few items is uncertain.
     """
-    if _graded(values):
+    if _grade(values):
         count = len(values) + 4
         p = (float(values.sum()) + 2) / count
         return float((p * (1 - p) / count) ** 0.5)
@@ -57,7 +57,7 @@ def score_interval(values: Array, level: float = 0.95) -> Interval:
         '1.000 (0.839 to 1.000)'
     """
     mean, count = float(values.mean()), len(values)
-    if not _graded(values):
+    if not _grade(values):
         reach = float(stdtrit(count - 1, 0.5 + level / 2)) * standard_error(values) if count > 1 else float("inf")
         return Interval(mean, mean - reach, mean + reach)
     z = float(ndtri(0.5 + level / 2))
@@ -71,7 +71,7 @@ def objective_error(objective: Objective, answers: Mapping[str, Array]) -> float
 
     Measures of one task are on the same items; different tasks have different items.
     """
-    parts = _by_task(objective, answers)
+    parts = _combine_by_task(objective, answers)
     return float(sum((scale * standard_error(values)) ** 2 for scale, values in parts) ** 0.5)
 
 
@@ -94,7 +94,7 @@ def objective_interval(objective: Objective, answers: Mapping[str, Array]) -> In
     """
     value = objective.value({measure: float(values.mean()) for measure, values in answers.items()})
     below = above = 0.0
-    for scale, values in _by_task(objective, answers):
+    for scale, values in _combine_by_task(objective, answers):
         part = score_interval(values)
         down, up = (scale * (part.value - part.low), scale * (part.high - part.value))
         if scale < 0:
@@ -103,7 +103,7 @@ def objective_interval(objective: Objective, answers: Mapping[str, Array]) -> In
     return Interval(value, value - below**0.5, value + above**0.5)
 
 
-def _by_task(objective: Objective, answers: Mapping[str, Array]) -> list[tuple[float, Array]]:
+def _combine_by_task(objective: Objective, answers: Mapping[str, Array]) -> list[tuple[float, Array]]:
     """Return for each task a scale and the weighted sum of its measures, item by item, divided by the scale: answers
     in [0, 1] stay there.
     """
@@ -144,7 +144,7 @@ def paired_interval(
     for measure, weight in objective.measures.items():
         task = task_of(measure)
         tasks[task] = tasks.get(task, 0.0) + objective.sign * weight * (left[measure] - right[measure])
-        graded = _graded(left[measure]) and _graded(right[measure])
+        graded = _grade(left[measure]) and _grade(right[measure])
         scales[task] = scales.get(task, 0.0) + (abs(weight) if graded else float("nan"))
     difference, centre, variance, freedom = 0.0, 0.0, 0.0, float("inf")
     for task, values in tasks.items():
@@ -193,5 +193,5 @@ def gain_over_best(
     return best, replace(gain, high=corrected.high)
 
 
-def _graded(values: Array) -> bool:
+def _grade(values: Array) -> bool:
     return bool(len(values)) and float(values.min()) >= 0 and float(values.max()) <= 1

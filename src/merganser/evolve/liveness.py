@@ -44,23 +44,23 @@ def check(space: Space, template: Mapping[str, Any]) -> None:
     low = space.decode(np.zeros(len(space.variables)))
     # Splits and stacks change every plan by their kind.
     dead = [v for v in space.variables if not v.split and v.parameter != LAYERS]
-    for start in _methods(space, middle):
+    for start in _sample_methods(space, middle):
         planned = outputs(start)
         dead = [v for v in dead if v.parameter != "method" and outputs({**start, v.name: low[v.name]}) == planned]
     for parameter in dict.fromkeys(variable.parameter for variable in dead):
         here = [variable for variable in dead if variable.parameter == parameter]
         names = ", ".join(variable.name for variable in here)
-        raise InputError(f"space.{parameter}: no tensor depends on {names}: {_why(here[0], space, template)}")
+        raise InputError(f"space.{parameter}: no tensor depends on {names}: {_explain(here[0], space, template)}")
 
 
-def _methods(space: Space, middle: Values) -> list[dict[str, Any]]:
+def _sample_methods(space: Space, middle: Values) -> list[dict[str, Any]]:
     """Return the middle of the space, once for every searched method."""
     if "method" not in space.parameters:
         return [dict(middle)]
     return [{**middle, "method": option} for option in space.parameters["method"].choices or ()]
 
 
-def _why(variable: Variable, space: Space, template: Mapping[str, Any]) -> str:
+def _explain(variable: Variable, space: Space, template: Mapping[str, Any]) -> str:
     base = template.get("base")
     if variable.model is not None and template["models"][space.models.index(variable.model)]["path"] == base:
         return f"{variable.model} is the base itself; leave it out of models"

@@ -87,32 +87,32 @@ class _Completion:
         self._check_parameters()
         self._stop_at_problems()
         if any(parameter.needs_depth for parameter in run.space.values()):
-            depth = self._attempt("space", count_layers, run) or 0
-            run = self._attempt("", lambda: replace(run, depth=depth)) or run
+            depth = self._try_build("space", count_layers, run) or 0
+            run = self._try_build("", lambda: replace(run, depth=depth)) or run
             self._stop_at_problems()
-        space = self._attempt("", lambda: run.search_space)
+        space = self._try_build("", lambda: run.search_space)
         self._stop_at_problems()
         assert space is not None
-        self._attempt("", liveness.check, space, run.template)
+        self._try_build("", liveness.check, space, run.template)
         examiners, calibration = self._open_tasks()
-        held_out = self._attempt("", choose_test_items, run, examiners) or {}
+        held_out = self._try_build("", choose_test_items, run, examiners) or {}
         tasks = dict(run.tasks)
         for name, examiner in examiners.items():
-            task = self._attempt(f"tasks.{name}", complete_task, name, tasks[name], examiner, held_out.get(name))
+            task = self._try_build(f"tasks.{name}", complete_task, name, tasks[name], examiner, held_out.get(name))
             if task is not None:
                 tasks[name] = task
                 if name in calibration:
-                    self._attempt(f"tasks.{name}.calibration", check_items, name, task, calibration[name])
+                    self._try_build(f"tasks.{name}.calibration", check_items, name, task, calibration[name])
         self._check_measures(examiners)
         if run.model.quantize is not None:
-            self._attempt("model.quantize", require, "bitsandbytes", "quantize")
-        evaluate = self._attempt("model.kind", build_evaluator, run, space, examiners)
+            self._try_build("model.quantize", require, "bitsandbytes", "quantize")
+        evaluate = self._try_build("model.kind", build_evaluator, run, space, examiners)
         self._stop_at_problems()
         directions = {m: d for name, examiner in examiners.items() for m, d in directions_of(name, examiner).items()}
         directions |= {name: task.direction for name, task in tasks.items() if task.direction}
         known = initial_population(space, run.method, run.parameters, run.search.population // 2)
         starts = (*run.starts, *(each for each in known if each not in run.starts))
-        completed = self._attempt(
+        completed = self._try_build(
             "",
             lambda: replace(
                 run,
@@ -131,7 +131,7 @@ class _Completion:
         ]
         return LoadedRun(completed, evaluate, calibration, source, tuple(warned))
 
-    def _attempt(self, where: str, build: Callable[..., T], *args: Any) -> T | None:
+    def _try_build(self, where: str, build: Callable[..., T], *args: Any) -> T | None:
         """Return the result of `build`; its error becomes a problem."""
         try:
             return build(*args)
@@ -148,12 +148,12 @@ class _Completion:
         examiners: dict[str, Examiner] = {}
         calibration: dict[str, Calibration] = {}
         for name, task in self.run.tasks.items():
-            examiner = self._attempt(f"tasks.{name}", build_examiner, task, self.run)
+            examiner = self._try_build(f"tasks.{name}", build_examiner, task, self.run)
             if examiner is not None and task.kind != "function" and self.run.model.kind in LOADERS:
-                self._attempt(f"tasks.{name}", check_model_kind, task.kind, self.run.model.kind)
+                self._try_build(f"tasks.{name}", check_model_kind, task.kind, self.run.model.kind)
             examiners |= {name: examiner} if examiner is not None else {}
             if task.calibration is not None:
-                known = self._attempt(f"tasks.{name}.calibration", calibrations.read, task.calibration)
+                known = self._try_build(f"tasks.{name}.calibration", calibrations.read, task.calibration)
                 calibration |= {name: known} if known else {}
         return examiners, calibration
 
@@ -164,7 +164,7 @@ class _Completion:
             methods = [str(option) for option in self.run.space["method"].choices or ()]
         known: dict[str, bool] = {}
         for method in methods:
-            rule = self._attempt("method", lookup, method)
+            rule = self._try_build("method", lookup, method)
             if rule is not None:
                 for name, parameter in declared(rule).items():
                     known[name] = known.get(name, False) or parameter.per_model

@@ -90,12 +90,12 @@ def check(name: str, task: StudyTask, known: Calibration) -> None:
 
 def check_items(name: str, task: StudyTask, known: Calibration) -> None:
     """Check that the calibration covers all items of the task, or all but those of its test file."""
-    if known.items not in (None, task.items, searched := _searched(task)):
+    if known.items not in (None, task.items, searched := _select_searched(task)):
         wanted = str(task.items) if searched == task.items else f"{searched}, or {task.items} with those of the test"
         raise InputError(f"task {name!r}: the calibration covers {known.items} items, but the task has {wanted}")
 
 
-def _searched(task: StudyTask) -> int:
+def _select_searched(task: StudyTask) -> int:
     """Return the items before the test items if those come last, as from a test file; else all."""
     last = range(task.pool, task.items)
     return task.pool if task.test_items is not None and sorted(task.test_items) == list(last) else task.items
@@ -150,24 +150,24 @@ def prepare(
     rows = np.array([np.asarray(a, dtype=np.float64) for a in (endpoints or {}).values()])
     if task.needs_irt and not len(rows):
         raise InputError(f"task {name!r}: {task.estimator} needs the endpoints' answers to all items of the pool")
-    irt = _calibrated(task, parts, rows, known, seed) if task.needs_irt else None
+    irt = _fit_calibrated(task, parts, rows, known, seed) if task.needs_irt else None
     size = task.subset or len(parts.pool)
-    subset = _extracted(task, parts, size, irt, known, seed)
+    subset = _extract(task, parts, size, irt, known, seed)
     if irt is None or task.estimator == "naive":
         return Prepared(parts, subset, Estimator())
     abilities = irt.abilities[len(irt.abilities) - len(rows) :]
-    c = _blend(task, parts, irt, rows, subset, known, seed)
+    c = _choose_blend(task, parts, irt, rows, subset, known, seed)
     return Prepared(parts, subset, Estimator(task.estimator, irt, abilities, c))
 
 
-def _others(parts: Split, known: Calibration) -> Array:
+def _gather_others(parts: Split, known: Calibration) -> Array:
     """Return answers of calibration models to the pool; without any, no rows."""
     if known.answers is None:
         return np.empty((0, len(parts.pool)))
     return np.atleast_2d(known.answers)[:, parts.pool]
 
 
-def _calibrated(task: StudyTask, parts: Split, rows: Array, known: Calibration, seed: int) -> IRT:
+def _fit_calibrated(task: StudyTask, parts: Split, rows: Array, known: Calibration, seed: int) -> IRT:
     """Return an IRT of the pool whose last abilities are the endpoints'."""
     if known.irt is not None:
         items = known.irt.select(parts.pool)
@@ -175,10 +175,10 @@ def _calibrated(task: StudyTask, parts: Split, rows: Array, known: Calibration, 
         return IRT(abilities, items.items, items.prior)
     from merganser.evolve.irt.fitting import fit
 
-    return fit(np.concatenate([_others(parts, known), rows]), dimensions=task.dimensions, seed=seed)
+    return fit(np.concatenate([_gather_others(parts, known), rows]), dimensions=task.dimensions, seed=seed)
 
 
-def _extracted(task: StudyTask, parts: Split, size: int, irt: IRT | None, known: Calibration, seed: int) -> Subset:
+def _extract(task: StudyTask, parts: Split, size: int, irt: IRT | None, known: Calibration, seed: int) -> Subset:
     if task.extractor == "stratified":
         assert isinstance(task.strata, tuple)
         return subsets.stratified([task.strata[i] for i in parts.pool], size, seed=seed)
@@ -191,7 +191,7 @@ def _extracted(task: StudyTask, parts: Split, size: int, irt: IRT | None, known:
     return subsets.random(len(parts.pool), size, seed=seed)
 
 
-def _blend(
+def _choose_blend(
     task: StudyTask, parts: Split, irt: IRT, rows: Array, subset: Subset, known: Calibration, seed: int
 ) -> float:
     """Return c; a given IRT saw no endpoint, a fitted one is fitted without each model."""
@@ -206,9 +206,9 @@ def _blend(
     from merganser.evolve.irt.fitting import fit
 
     unseen = leave_out(
-        np.concatenate([_others(parts, known), rows]),
+        np.concatenate([_gather_others(parts, known), rows]),
         lambda answers: fit(answers, dimensions=min(irt.dimensions, max(1, len(answers)))),
-        lambda without: _extracted(task, parts, len(subset), without, known, seed),
+        lambda without: _extract(task, parts, len(subset), without, known, seed),
     )
     return cross_validated_c(unseen) if adaptive else cross_validated_bias_variance_c(unseen)
 

@@ -79,7 +79,7 @@ def choose_objective(objectives: Sequence[Objective], name: str | None) -> Objec
 def pareto(trials: Iterable[Trial], objectives: Sequence[Objective]) -> list[Trial]:
     """Return the valid trials that no other one dominates (no worse in all, better in one), one per set of values."""
     valid = [trial for trial in trials if trial.may_win]
-    return _front(valid, [[trial.objectives[o.name] for o in objectives] for trial in valid], objectives)
+    return _find_front(valid, [[trial.objectives[o.name] for o in objectives] for trial in valid], objectives)
 
 
 def reranked_front(
@@ -89,10 +89,12 @@ def reranked_front(
     measures = {measure for objective in objectives for measure in objective.measures}
     scores = {t.label: t.objectives for t in full if t.state == "done" and measures <= set(t.objectives)}
     known = [trial for trial in trials if trial.valid and trial.label in scores]
-    return _front(known, [[o.value(scores[t.label]) for o in objectives] for t in known], objectives) or None
+    return _find_front(known, [[o.value(scores[t.label]) for o in objectives] for t in known], objectives) or None
 
 
-def _front(trials: Sequence[Trial], values: Sequence[Sequence[float]], objectives: Sequence[Objective]) -> list[Trial]:
+def _find_front(
+    trials: Sequence[Trial], values: Sequence[Sequence[float]], objectives: Sequence[Objective]
+) -> list[Trial]:
     points = np.array(values) * [-o.sign for o in objectives] if trials else np.empty((0, 0))
     front = [
         trial

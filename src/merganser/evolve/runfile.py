@@ -129,16 +129,16 @@ class RunFile(Design):
             to_document(replace(run, workers=1, answers=None, model=replace(run.model, device="cpu")))
             for run in (self, other)
         )
-        return _difference(one, two, READ) or _difference(one, two)
+        return _find_difference(one, two, READ) or _find_difference(one, two)
 
 
-def _difference(one: Any, two: Any, ignored: Sequence[str] = (), where: str = "") -> str:
+def _find_difference(one: Any, two: Any, ignored: Sequence[str] = (), where: str = "") -> str:
     """Return the place of the first difference of two documents, in the order of the first; "" if they are equal."""
     if not isinstance(one, dict) or not isinstance(two, dict):
         return where if repr(one) != repr(two) else ""
     for key in (each for each in {**one, **two} if each not in ignored):
         place = f"{where}.{key}".lstrip(".")
-        if found := _difference(one[key], two[key], ignored, place) if key in one and key in two else place:
+        if found := _find_difference(one[key], two[key], ignored, place) if key in one and key in two else place:
             return found
     return f"the order of {where or 'keys'}" if list(one) != list(two) else ""
 

@@ -70,7 +70,7 @@ class StudyRun:
         self.store.set(workers=self.count)
         search = design.search
         if not all(self.store.artifact(f"prepared/{name}") for name in design.tasks):
-            endpoints = self._endpoint_answers()
+            endpoints = self._gather_endpoint_answers()
             began = time.perf_counter()
             for name, task in design.tasks.items():
                 known, answers = self.calibration.get(name), endpoints.get(name)
@@ -82,7 +82,7 @@ class StudyRun:
         done = sum(trial.state != "infeasible" for trial in self.store.trials("candidate"))
         self.on_event(Event("search", done, search.trials, forecast=forecast(self.store, self.design)))
 
-    def _endpoint_answers(self) -> dict[str, dict[str, Array]]:
+    def _gather_endpoint_answers(self) -> dict[str, dict[str, Array]]:
         """Return answers of every endpoint to the pools of tasks that need an IRT: {task: {endpoint: answers}}."""
         seed, tasks = self.design.search.split_seed, self.design.tasks
         items = {name: split(name, task, seed).pool.tolist() for name, task in tasks.items() if task.needs_irt}
@@ -113,7 +113,7 @@ class StudyRun:
         count, generation, drawn = 0, 0, 0
         while count < budget and drawn < MAX_DRAWS * budget and len(genomes := running.ask()):
             asked = len(genomes)
-            genomes = self._affordable(genomes, budget - count)
+            genomes = self._select_affordable(genomes, budget - count)
             trials = self._generation(generation, genomes, replayed)
             if reason := failed_alike(trials):
                 raise MerganserError(
@@ -137,7 +137,7 @@ class StudyRun:
             running.tell(fitness, violations.reshape(len(trials), -1))
             generation += 1
 
-    def _affordable(self, genomes: Array, left: int) -> Array:
+    def _select_affordable(self, genomes: Array, left: int) -> Array:
         """Return the first genomes of a generation, as many as trials are left; those outside the constraints are
         not evaluated and do not count.
         """
@@ -187,7 +187,7 @@ class StudyRun:
         head = max(1, len(self.design.starts)) if self.design.search.race and generation == 0 else 0
         for wave in ([t for t in fresh if (t.position or 0) < head], [t for t in fresh if (t.position or 0) >= head]):
             earlier = [t for t in replayed.values() if (t.generation or 0) < generation or (t.position or 0) < head]
-            for trial in self._evaluated(wave, choose_incumbents(earlier, self.design.objectives)):
+            for trial in self._evaluate_trials(wave, choose_incumbents(earlier, self.design.objectives)):
                 replayed[trial.generation, trial.position] = trial
                 done = sum(t.state != "infeasible" for t in replayed.values())
                 self.on_event(
@@ -201,7 +201,7 @@ class StudyRun:
         rivals = [self.store.answers(trial) for trial in incumbents]
         return race_against(rivals, items, self.design.search.race, self.design.objectives)
 
-    def _evaluated(self, trials: Sequence[Trial], incumbents: Sequence[Trial]) -> Iterable[Trial]:
+    def _evaluate_trials(self, trials: Sequence[Trial], incumbents: Sequence[Trial]) -> Iterable[Trial]:
         """Evaluate trials; with `search.race` only until they are almost certainly worse than an incumbent."""
         items = {name: prepared.items for name, prepared in self.tasks.items()}
         if self.design.search.race:
@@ -222,11 +222,11 @@ class StudyRun:
                 jobs.append(Job(number, trial.values, items, race=race))
         for outcome in self.workers.run(jobs):
             if outcome.lost is None:
-                ended = self._ended(trials[outcome.job.number], outcome, self._estimated)
+                ended = self._record_end(trials[outcome.job.number], outcome, self._estimate)
             else:
                 rival = incumbents[outcome.lost]
                 stopped = replace(trials[outcome.job.number], stopped=rival.id)
-                ended = self._ended(stopped, outcome, partial(self._stopped, rival))
+                ended = self._record_end(stopped, outcome, partial(self._estimate_stopped, rival))
             if ended.state == "done":
                 self.known[ended.label] = ended
             yield ended
@@ -244,7 +244,7 @@ class StudyRun:
             return [np.inf] * len(self.design.objectives)
         return [-o.sign * trial.objectives[o.name] for o in self.design.objectives]
 
-    def _estimated(self, answers: Mapping[str, Answers]) -> TestScores:
+    def _estimate(self, answers: Mapping[str, Answers]) -> TestScores:
         """Return objectives, and the estimates behind them, from the answers to the subsets.
 
         A measure that this evaluator does not report would be missing for every candidate, so the search ends.
@@ -270,7 +270,7 @@ class StudyRun:
         scores = {measure: estimate.value for measure, estimate in estimates.items()}
         return {objective.name: objective.value(scores) for objective in self.design.objectives}
 
-    def _stopped(self, rival: Trial, answers: Mapping[str, Answers]) -> TestScores:
+    def _estimate_stopped(self, rival: Trial, answers: Mapping[str, Answers]) -> TestScores:
         """Return the same for a stopped candidate, from its difference to its rival."""
         estimates = estimate_stopped(answers, rival, self.store.answers(rival), self.tasks)
         return self._objectives(estimates), estimates
@@ -289,14 +289,14 @@ class StudyRun:
         if self.design.search.stability:
             chosen = spread(valid, self.design.objectives[0], self.design.search.stability)
             self._evaluate("full", [t.values or {} for t in chosen], pool, "stability")
-        winners = [t.values or {} for t in self._winners(valid, pool)]
+        winners = [t.values or {} for t in self._select_winners(valid, pool)]
         self._evaluate("test", [*winners, *self.design.endpoints, *self.design.references], test, "test")
         if self.quantized:
             self._evaluate("quantized", self.design.endpoints, test, "test")
         self.store.set(ended=True)
         self.on_event(Event("done", self.design.search.trials, self.design.search.trials))
 
-    def _winners(self, valid: Sequence[Trial], pool: Mapping[str, Sequence[int]]) -> list[Trial]:
+    def _select_winners(self, valid: Sequence[Trial], pool: Mapping[str, Sequence[int]]) -> list[Trial]:
         """Return the best trial, or the Pareto set of several objectives, after evaluating the first few on the
         pool.
         """
@@ -332,13 +332,15 @@ class StudyRun:
             label, candidate = waiting[outcome.job.number]
             have, values = known[outcome.job.number], None if isinstance(candidate, str) else candidate
             blank = Trial(kind, label, "done", values=values, recalled=count_answers(have))
-            trial = self._ended(blank, recall(outcome, have), mean_scores)
+            trial = self._record_end(blank, recall(outcome, have), mean_scores)
             self.on_event(Event(phase, done, len(jobs), trial, forecast(self.store, self.design)))
 
     def _done(self, kind: str, label: str) -> Trial | None:
         return next((t for t in self.store.trials(kind, label) if t.state == "done"), None)
 
-    def _ended(self, trial: Trial, outcome: Outcome, score: Callable[[Mapping[str, Answers]], TestScores]) -> Trial:
+    def _record_end(
+        self, trial: Trial, outcome: Outcome, score: Callable[[Mapping[str, Answers]], TestScores]
+    ) -> Trial:
         """Record an outcome: the trial with its scores, or its failure with the reason."""
         attempts, now = outcome.job.attempt, time.time()
         ran = replace(trial, seconds=outcome.seconds, worker=outcome.worker, attempts=attempts, finished=now)

@@ -66,7 +66,7 @@ def start(
         if known:
             _check_same_study(loaded, opened, resume)
         settings: dict[str, Any] = {
-            "calibration": _with_embeddings(loaded, opened),
+            "calibration": _add_embeddings(loaded, opened),
             "workers": loaded.design.workers if workers is None else workers,
             "ray": ray,
             "on_event": on_event,
@@ -141,7 +141,7 @@ def _hash_inputs(loaded: LoadedRun) -> dict[str, str]:
     return found
 
 
-def _with_embeddings(run: LoadedRun, study: Study) -> Mapping[str, Calibration]:
+def _add_embeddings(run: LoadedRun, study: Study) -> Mapping[str, Calibration]:
     """Return calibrations with the endpoints' embeddings, for unprepared tasks that cluster by them."""
     known = dict(run.calibration)
     for name, task in run.design.tasks.items():

@@ -61,8 +61,8 @@ def render_run_file(
         raise InputError(f"{chosen}: has no parameter with default bounds; write its search space by hand")
     lines = ["# A search for a merge, for `merganser evolve run`; a dry run explains and checks it."]
     if base:
-        lines.append(f"base: {_path(base, root)}")
-    lines += ["models:", *(f"  {json.dumps(label)}: {_path(path, root)}" for label, path in models.items())]
+        lines.append(f"base: {_write_path(base, root)}")
+    lines += ["models:", *(f"  {json.dumps(label)}: {_write_path(path, root)}" for label, path in models.items())]
     lines += [f"method: {chosen}", "space:"]
     for name, (bounds, meaning) in space.items():
         per_model = declared[name].per_model
@@ -74,9 +74,9 @@ def render_run_file(
         few = f", subset: {SUBSET}" if pool > SUBSET else ""
         asked = f"{SUBSET} of them" if few else f"{pool}, all but those held out for the test,"
         lines.append(f"  # {count} questions; {asked} are asked of a candidate")
-        source = f"task: {json.dumps(task.path)}" if task.kind == HARNESS else f"data: {_path(task.path, root)}"
+        source = f"task: {json.dumps(task.path)}" if task.kind == HARNESS else f"data: {_write_path(task.path, root)}"
         lines.append(f"  {json.dumps(task.name)}: {{kind: {task.kind}, {source}{few}}}")
-    lines += _objectives(tasks)
+    lines += _write_objectives(tasks)
     lines += [
         "search:",
         "  algorithm: ga     # with several objectives nsga2; de, cmaes, random …",
@@ -85,20 +85,20 @@ def render_run_file(
         "  race: 5           # stop candidates that gain little: check after 5, 10, 20 … questions",
         "  rerank: 3         # the best candidates are asked everything at the end",
         "  seed: 0",
-        f"model: {{kind: {_kind(base or next(iter(models.values())))}}}     # dtype: bfloat16, device: cuda …",
+        f"model: {{kind: {_find_kind(base or next(iter(models.values())))}}}     # dtype: bfloat16, device: cuda …",
         "answers: ./answers.sqlite    # cache of the models' own answers, shared between studies",
         "workers: 1                   # processes that merge and ask, each with a network of its own",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _kind(model: str) -> str:
+def _find_kind(model: str) -> str:
     """Return the kind of loader for a model's config; `causal-lm` for a model that is not available."""
     directory = Path(model)
     return (kind_of_model(directory) if directory.is_dir() else None) or "causal-lm"
 
 
-def _objectives(tasks: Sequence[Task]) -> list[str]:
+def _write_objectives(tasks: Sequence[Task]) -> list[str]:
     """Return the mean of the scores as objective; measures with another direction are objectives of their own."""
     higher = [task.name for task in tasks if task.higher_is_better]
     lower = [task.name for task in tasks if not task.higher_is_better]
@@ -113,7 +113,7 @@ def _objectives(tasks: Sequence[Task]) -> list[str]:
     return lines
 
 
-def _path(path: str, root: str | os.PathLike[str]) -> str:
+def _write_path(path: str, root: str | os.PathLike[str]) -> str:
     """Return a path relative to the run file, in quotes; a hub id unchanged."""
     if not os.path.exists(path):
         return json.dumps(path)

@@ -61,7 +61,7 @@ def from_document(kind: type[T], document: Any) -> T:
         # Strict JSON reads lists as tuples and mappings as records; strict Python values would have to be these.
         found: T = _adapter(cast(Hashable, kind)).validate_json(json.dumps(document, default=str))
     except ValidationError as error:
-        lines = dict.fromkeys(_message(each, kind) for each in error.errors())
+        lines = dict.fromkeys(_describe_error(each, kind) for each in error.errors())
         raise InputError("\n".join(lines)) from None
     return found
 
@@ -71,7 +71,7 @@ def json_schema(kind: Any) -> dict[str, Any]:
     return _adapter(kind).json_schema()
 
 
-def _message(error: Any, kind: Any) -> str:
+def _describe_error(error: Any, kind: Any) -> str:
     """Return the place, the problem, and the nearest known word."""
     location = list(error["loc"])
     # If several types are allowed, pydantic appends the one it tried.
@@ -81,7 +81,7 @@ def _message(error: Any, kind: Any) -> str:
     parent, _, word = where.rpartition(".")
     if error["type"] == "unexpected_keyword_argument":
         prefix = f"{parent}: " if parent else ""
-        return f"{prefix}unknown key {word!r}{did_you_mean(word, _keys(kind, location[:-1]))}"
+        return f"{prefix}unknown key {word!r}{did_you_mean(word, _list_keys(kind, location[:-1]))}"
     if error["type"] in ("missing", "missing_argument"):
         return f"{parent}: {word!r} is missing" if parent else f"{word!r} is missing"
     if error["type"] == "value_error":
@@ -94,7 +94,7 @@ def _message(error: Any, kind: Any) -> str:
     return f"{where}: {said}, got {repr(error['input'])[:60]}"
 
 
-def _keys(kind: Any, location: list[str | int]) -> list[str]:
+def _list_keys(kind: Any, location: list[str | int]) -> list[str]:
     """Return the keys of the section at a place."""
     for part in location:
         hints = get_type_hints(kind) if is_dataclass(kind) else {}

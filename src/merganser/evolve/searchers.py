@@ -200,7 +200,7 @@ def _variation() -> dict[str, Any]:
     }
 
 
-def _directions(problem: Problem) -> Array:
+def _spread_directions(problem: Problem) -> Array:
     """Return as many evenly spread reference directions as fit the population."""
     partitions = 1
     while comb(partitions + problem.objectives, problem.objectives - 1) <= problem.population:
@@ -239,12 +239,12 @@ def _rnsga3(problem: Problem) -> Any:
 
 
 def _moead(problem: Problem) -> Any:
-    directions = _directions(problem)
+    directions = _spread_directions(problem)
     neighbours = max(2, min(len(directions), problem.population // 3))
     return _moo("moead", "ParallelMOEAD")(directions, n_neighbors=neighbours, **_variation())
 
 
-def _sized(family: Callable[[str, str], Any], module: str, name: str) -> Callable[[Problem], Any]:
+def _set_size(family: Callable[[str, str], Any], module: str, name: str) -> Callable[[Problem], Any]:
     return lambda s: family(module, name)(pop_size=s.population, **_variation())
 
 
@@ -252,12 +252,12 @@ def _strategy(module: str, name: str) -> Callable[[Problem], Any]:
     return lambda s: _nonconvex(module, name)(n_offsprings=s.population, rule=1 / 5)
 
 
-def _directed(module: str, name: str) -> Callable[[Problem], Any]:
-    return lambda s: _moo(module, name)(_directions(s), pop_size=s.population, **_variation())
+def _direct(module: str, name: str) -> Callable[[Problem], Any]:
+    return lambda s: _moo(module, name)(_spread_directions(s), pop_size=s.population, **_variation())
 
 
 ALGORITHMS: Mapping[str, Algorithm] = {
-    "ga": Algorithm("GA", _sized(_nonconvex, "ga", "GA")),
+    "ga": Algorithm("GA", _set_size(_nonconvex, "ga", "GA")),
     "de": Algorithm("DE", lambda s: _nonconvex("de", "DE")(pop_size=s.population)),
     "brkga": Algorithm("BRKGA", _brkga),
     "neldermead": Algorithm("Nelder-Mead", lambda s: _nonconvex("nelder", "NelderMead")(n_sample_points=s.population)),
@@ -268,19 +268,19 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "es": Algorithm("ES", _strategy("es", "ES"), constraints=False),
     "sres": Algorithm("SRES", _strategy("sres", "SRES")),
     "isres": Algorithm("ISRES", _strategy("isres", "ISRES")),
-    "nsga2": Algorithm("NSGA-II", _sized(_moo, "nsga2", "NSGA2"), many=True),
+    "nsga2": Algorithm("NSGA-II", _set_size(_moo, "nsga2", "NSGA2"), many=True),
     "rnsga2": Algorithm(
         "R-NSGA-II",
         lambda s: _moo("rnsga2", "RNSGA2")(ref_points=_points(s), pop_size=s.population, **_variation()),
         many=True,
     ),
-    "nsga3": Algorithm("NSGA-III", _directed("nsga3", "NSGA3"), many=True),
-    "unsga3": Algorithm("U-NSGA-III", _directed("unsga3", "UNSGA3"), many=True),
+    "nsga3": Algorithm("NSGA-III", _direct("nsga3", "NSGA3"), many=True),
+    "unsga3": Algorithm("U-NSGA-III", _direct("unsga3", "UNSGA3"), many=True),
     "rnsga3": Algorithm("R-NSGA-III", _rnsga3, many=True),
     "moead": Algorithm("MOEA/D", _moead, many=True, constraints=False),
     "agemoea": Algorithm("AGE-MOEA", _agemoea, many=True, constraints=False),
-    "ctaea": Algorithm("C-TAEA", lambda s: _moo("ctaea", "CTAEA")(_directions(s), **_variation()), many=True),
-    "smsemoa": Algorithm("SMS-EMOA", _sized(_moo, "sms", "SMSEMOA"), many=True),
-    "rvea": Algorithm("RVEA", _directed("rvea", "RVEA"), many=True),
+    "ctaea": Algorithm("C-TAEA", lambda s: _moo("ctaea", "CTAEA")(_spread_directions(s), **_variation()), many=True),
+    "smsemoa": Algorithm("SMS-EMOA", _set_size(_moo, "sms", "SMSEMOA"), many=True),
+    "rvea": Algorithm("RVEA", _direct("rvea", "RVEA"), many=True),
     "random": Algorithm("random search", None),
 }

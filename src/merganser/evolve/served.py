@@ -43,27 +43,27 @@ class ServedAdapters:
 
     def __call__(self, candidate: Proposal, items: Mapping[str, Sequence[int]]) -> dict[str, Sequence[float]]:
         answers: dict[str, Sequence[float]] = {}
-        with self._loaded(candidate) as server:
+        with self._load_candidate(candidate) as server:
             for task, chosen in items.items():
                 for measure, values in self.examiners[task](server, chosen).items():  # type: ignore[arg-type]
                     answers[name_measure(task, measure)] = values
         return answers
 
     @contextmanager
-    def _loaded(self, candidate: Proposal) -> Iterator[Server]:
+    def _load_candidate(self, candidate: Proposal) -> Iterator[Server]:
         """Have the server load a candidate (an adapter by label, or a merge of all), and unload it on exit."""
         if candidate == BASE and BASE not in self.adapters:
             yield self.server
             return
         name = f"merganser-{uuid.uuid4().hex[:12]}"
         with TemporaryDirectory(prefix="merganser-") as folder:
-            self.server.load_adapter(name, self._written(candidate, Path(folder, "adapter")))
+            self.server.load_adapter(name, self._write_candidate(candidate, Path(folder, "adapter")))
             try:
                 yield replace(self.server, model=name)
             finally:
                 self.server.unload_adapter(name)
 
-    def _written(self, candidate: Proposal, out: Path) -> Path:
+    def _write_candidate(self, candidate: Proposal, out: Path) -> Path:
         from merganser.library.adapter_merging import merge_adapters
 
         if isinstance(candidate, str):

@@ -152,7 +152,7 @@ class Store:
 
     def _open(self, readonly: bool) -> None:
         self._connection.execute("PRAGMA trusted_schema=OFF")
-        if not self._contents():
+        if not self._describe_tables():
             if readonly:
                 raise InputError(f"{self.path}: an empty file, not a study")
             with self._connection:
@@ -163,13 +163,13 @@ class Store:
                 f"{self.path}: has version {version} of the study format, and this program reads version {VERSION}; "
                 "use the program that started it, or start a new study"
             )
-        if self._contents() != _TABLES:  # a view in place of a table could run forever
+        if self._describe_tables() != _TABLES:  # a view in place of a table could run forever
             raise InputError(f"{self.path}: its tables are not those of a study; use another file")
         if not readonly:
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
 
-    def _contents(self) -> set[tuple[str, str]]:
+    def _describe_tables(self) -> set[tuple[str, str]]:
         """Return types and names of the tables and everything else created in the file."""
         return set(self._connection.execute("SELECT type, name FROM sqlite_master WHERE sql IS NOT NULL"))
 

@@ -84,11 +84,11 @@ class Study(Shown):
         """
         if self.store.get("design") is not None:
             raise InputError(f"{self.store.path}: already contains a study; resume it, or choose another file")
-        with self._locked():
+        with self._lock():
             run = StudyRun(self.store, design, evaluate, calibration, workers, ray, on_event)
             # Everything invalid has been refused by now, without changing the file.
             self.store.set(design=to_document(design), inputs=dict(inputs or {}))
-            return self._completed(run)
+            return self._complete(run)
 
     def resume(
         self,
@@ -100,11 +100,11 @@ class Study(Shown):
         on_event: Listener | None = None,
     ) -> Trial | None:
         """Continue from the file; finished trials are replayed, not evaluated again."""
-        with self._locked():
-            return self._completed(StudyRun(self.store, self.design, evaluate, calibration, workers, ray, on_event))
+        with self._lock():
+            return self._complete(StudyRun(self.store, self.design, evaluate, calibration, workers, ray, on_event))
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         """Refuse to run a study that another process runs: both would do the same work, and the first would fail."""
         lock = Lock(self.store.path, Disk())
         try:
@@ -112,7 +112,7 @@ class Study(Shown):
         finally:
             lock.release()
 
-    def _completed(self, run: StudyRun) -> Trial | None:
+    def _complete(self, run: StudyRun) -> Trial | None:
         if self.failure is not None:
             self.store.set(failure=None)
         try:

@@ -84,13 +84,13 @@ def clustering(points: Array, size: int, *, seed: int = 0) -> Subset:
     a cluster go to the clusters whose points represent most.
     """
     _check(len(points), size)
-    pattern, counts = _distinct(points)
+    pattern, counts = _number_distinct(points)
     allotted = np.where(counts * size >= 2 * len(points), counts * size // len(points), 0)
     rest = np.flatnonzero(allotted[pattern] == 0)
     left = size - int(allotted.sum())
     items, weights = [], []
     if len(rest) and left < len(np.unique(pattern[rest])):
-        representatives, shares = _representatives(points[rest], left, seed)
+        representatives, shares = _pick_representatives(points[rest], left, seed)
         items += rest[representatives].tolist()
         weights += (shares * len(rest) / len(points)).tolist()
     else:
@@ -104,7 +104,7 @@ def clustering(points: Array, size: int, *, seed: int = 0) -> Subset:
     return Subset(np.array(items, dtype=np.intp)[order], np.array(weights)[order])
 
 
-def _distinct(points: Array) -> tuple[Indices, Indices]:
+def _number_distinct(points: Array) -> tuple[Indices, Indices]:
     """Return which distinct point each point is, up to rounding, and how many points are equal to it."""
     scale = np.maximum(points.std(0), 1e-300)
     _, pattern, counts = np.unique(np.round(points / scale, 6), axis=0, return_inverse=True, return_counts=True)
@@ -120,7 +120,7 @@ def _allot(allotted: Indices, counts: Indices, size: int) -> None:
         allotted[np.where(allotted > 1, counts / allotted, np.inf).argmin()] -= 1
 
 
-def _representatives(points: Array, size: int, seed: int) -> tuple[Indices, Array]:
+def _pick_representatives(points: Array, size: int, seed: int) -> tuple[Indices, Array]:
     """Return the point nearest to each centroid of `size` clusters, and the cluster's share of the points."""
     labels, centroids = kmeans(points, size, seed=seed)
     distance = ((points - centroids[labels]) ** 2).sum(1)
@@ -144,7 +144,7 @@ def _check(count: int, size: int) -> None:
         raise InputError(f"a subset of {size} items out of {count} is not possible")
 
 
-def _distances(points: Array, centroids: Array) -> Array:
+def _measure_distances(points: Array, centroids: Array) -> Array:
     cross = points @ centroids.T
     squares: Array = (points**2).sum(1)[:, None] - 2 * cross + (centroids**2).sum(1)
     return np.maximum(squares, 0.0)
@@ -155,7 +155,7 @@ def _spread(points: Array, clusters: int, generator: np.random.Generator) -> Arr
     nearest.
     """
     chosen = [int(generator.integers(len(points)))]
-    nearest = _distances(points, points[chosen])[:, 0]
+    nearest = _measure_distances(points, points[chosen])[:, 0]
     while len(chosen) < clusters:
         nearest[chosen] = 0.0
         total = nearest.sum()
@@ -163,15 +163,15 @@ def _spread(points: Array, clusters: int, generator: np.random.Generator) -> Arr
             chosen.append(int(generator.choice(len(points), p=nearest / total)))
         else:  # fewer distinct points than clusters
             chosen.append(int(generator.choice(np.setdiff1d(np.arange(len(points)), chosen))))
-        nearest = np.minimum(nearest, _distances(points, points[chosen[-1:]])[:, 0])
+        nearest = np.minimum(nearest, _measure_distances(points, points[chosen[-1:]])[:, 0])
     return points[chosen]
 
 
 def _lloyd(points: Array, centroids: Array) -> tuple[Indices, Array, float]:
     labels = np.full(len(points), -1, dtype=np.intp)
     for _ in range(SWEEPS):
-        squares = _distances(points, centroids)
-        updated = _filled(squares.argmin(1), squares, len(centroids))
+        squares = _measure_distances(points, centroids)
+        updated = _fill_empty(squares.argmin(1), squares, len(centroids))
         if np.array_equal(updated, labels):
             break
         labels = updated
@@ -182,7 +182,7 @@ def _lloyd(points: Array, centroids: Array) -> tuple[Indices, Array, float]:
     return labels, centroids, inertia
 
 
-def _filled(labels: Indices, squares: Array, clusters: int) -> Indices:
+def _fill_empty(labels: Indices, squares: Array, clusters: int) -> Indices:
     """Give every empty cluster the point that its own cluster represents worst."""
     labels = labels.copy()
     counts = np.bincount(labels, minlength=clusters)

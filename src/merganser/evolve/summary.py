@@ -114,7 +114,7 @@ def summarize(study: Study) -> Summary:
     endpoints = {label: tested[label] for label in design.endpoints}
     return Summary(
         winners=tuple(_winner(study, trial, endpoints) for trial in winners),
-        endpoints={label: Tested(**_tested(design, answers)) for label, answers in tested.items()},
+        endpoints={label: Tested(**_list_tested(design, answers)) for label, answers in tested.items()},
         convergence=convergence(study),
         agreement=tuple(a for name, p in study.prepared().items() if (a := agreement(study, name, p))),
         cost=study.cost(),
@@ -169,12 +169,12 @@ def agreement(study: Study, task: str, prepared: Prepared) -> Agreement | None:
         len(labels),
         float(np.abs(truth - guess).mean()),
         float("nan") if constant else float(spearmanr(truth, guess).statistic),
-        compare(_estimators(prepared.estimator), answers, _drawn(study, task, prepared)),
+        compare(_estimators(prepared.estimator), answers, _draw_subsets(study, task, prepared)),
         prepared.estimator.name,
     )
 
 
-def _drawn(study: Study, name: str, prepared: Prepared) -> list[subsets.Subset]:
+def _draw_subsets(study: Study, name: str, prepared: Prepared) -> list[subsets.Subset]:
     """Return subsets that the study's extractor would have chosen with other seeds; its own if that is unknown."""
     task = study.design.tasks[name]
     pool, size, irt = prepared.split.pool, len(prepared.subset), prepared.estimator.irt
@@ -202,10 +202,10 @@ def _winner(study: Study, trial: Trial, endpoints: Mapping[str, Mapping[str, Arr
         rows = [found[task] for found in endpoints.values() if task in found]
         if task in answers and rows:
             transfer[task] = negative_transfer(answers[task], np.array(rows))
-    return Winner(trial=trial, negative_transfer=transfer, **_tested(study.design, answers))
+    return Winner(trial=trial, negative_transfer=transfer, **_list_tested(study.design, answers))
 
 
-def _tested(design: Design, answers: Mapping[str, Array]) -> dict[str, Any]:
+def _list_tested(design: Design, answers: Mapping[str, Array]) -> dict[str, Any]:
     test = {measure: float(values.mean()) for measure, values in answers.items()}
     known = [o for o in design.objectives if all(measure in test for measure in o.measures)]
     return {

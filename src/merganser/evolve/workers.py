@@ -131,7 +131,7 @@ def _perform(evaluate: Evaluate, job: Job, worker: str) -> Outcome:
     ask: Evaluate = getattr(evaluate, "ask_exactly", evaluate) if job.exact else evaluate
     try:
         for part in filter(None, [job.items] if job.race is None else job.race.parts(job.items)):
-            for measure, values in _plain(ask(job.candidate, part)).items():
+            for measure, values in _order_answers(ask(job.candidate, part)).items():
                 answers.setdefault(measure, []).extend(values)
             for task, items in part.items():
                 asked[task].extend(items)
@@ -146,7 +146,7 @@ def _perform(evaluate: Evaluate, job: Job, worker: str) -> Outcome:
     return Outcome(job, answers, None, time.perf_counter() - began, worker, asked, None if complete else lost)
 
 
-def _plain(answers: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+def _order_answers(answers: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """Return numbers in the order of the items; refuse unordered collections and text, which would be misread."""
     if not isinstance(answers, Mapping):
         raise InputError(f"an evaluator returns answers by task, not a {type(answers).__name__}")
@@ -214,14 +214,14 @@ class Processes:
                 job = worker.job
                 assert job is not None
                 self._busy.remove(worker)
-                outcome = self._received(worker)
+                outcome = self._receive(worker)
                 if outcome is not None:
                     self._idle.append(worker)
                     yield outcome
                 elif job.attempt < ATTEMPTS:
                     waiting.appendleft(replace(job, attempt=job.attempt + 1))
                 else:
-                    yield Outcome(job, None, _died(worker.process.exitcode), 0.0, f"{worker.process.pid}", {})
+                    yield Outcome(job, None, _report_death(worker.process.exitcode), 0.0, f"{worker.process.pid}", {})
 
     def _give(self, job: Job) -> None:
         worker = self._idle.pop() if self._idle else self._start()
@@ -238,7 +238,7 @@ class Processes:
         there.close()
         return _Process(process, here)
 
-    def _received(self, worker: _Process) -> Outcome | None:
+    def _receive(self, worker: _Process) -> Outcome | None:
         try:
             if worker.connection.poll():
                 outcome: Outcome = worker.connection.recv()
@@ -287,7 +287,7 @@ class RayWorkers:
                 if job.attempt < ATTEMPTS:
                     waiting.appendleft(replace(job, attempt=job.attempt + 1))
                 else:
-                    yield Outcome(job, None, f"{_died(None)}: {error}", 0.0, "ray", {})
+                    yield Outcome(job, None, f"{_report_death(None)}: {error}", 0.0, "ray", {})
             else:
                 self._idle.append(actor)
                 yield outcome
@@ -308,6 +308,6 @@ class _RayEvaluator:
         return perform(self._evaluate, job, f"{os.uname().nodename}:{os.getpid()}")
 
 
-def _died(code: int | None) -> str:
+def _report_death(code: int | None) -> str:
     status = "" if code is None else f" (exit code {code})"
     return f"the worker died{status} in each of {ATTEMPTS} attempts; out of memory?"

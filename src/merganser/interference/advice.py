@@ -28,25 +28,25 @@ def advise(survey: Survey) -> tuple[Advice, ...]:
     if len(experts) < 2 or not matrices:
         return ()
     couples = [(a, b) for a in range(len(experts)) for b in range(a)]
-    found = [*_norms(experts, survey.norms), *_couples(survey, couples)]
+    found = [*_advise_on_norms(experts, survey.norms), *_advise_on_couples(survey, couples)]
     usual = _mean(matrix.pair_chance for matrix in matrices)
     loud = {(a, b): survey.pairs[a][b] for a, b in couples if survey.pairs[a][b] > COLLIDING * usual}
     for a, b in sorted(loud, key=lambda couple: -loud[couple])[:3]:
         text = (
             f"{experts[b]} and {experts[a]} interfere {loud[a, b] / usual:.1f} times as much as unrelated "
-            f"experts would, most in {_loudest(matrices, a, b)}"
+            f"experts would, most in {_advise_on_loudest(matrices, a, b)}"
         )
         found.append(Advice("collision", text, (experts[b], experts[a])))
     energy = "the energy that the library holds of a matrix" if survey.truncated else "the energy of a matrix"
     return (
         *found,
-        _where(survey.blocks),
-        _method(survey, couples, bool(loud), energy),
-        _rank(matrices, len(experts), energy),
+        _locate_interference(survey.blocks),
+        _advise_on_method(survey, couples, bool(loud), energy),
+        _advise_on_rank(matrices, len(experts), energy),
     )
 
 
-def _norms(experts: Sequence[str], norms: Sequence[float]) -> list[Advice]:
+def _advise_on_norms(experts: Sequence[str], norms: Sequence[float]) -> list[Advice]:
     found = []
     if still := [name for norm, name in zip(norms, experts, strict=True) if norm == 0]:
         told = f"{', '.join(still)} {'does' if len(still) == 1 else 'do'} not differ from the base"
@@ -62,7 +62,7 @@ def _norms(experts: Sequence[str], norms: Sequence[float]) -> list[Advice]:
     return found
 
 
-def _couples(survey: Survey, couples: Sequence[tuple[int, int]]) -> list[Advice]:
+def _advise_on_couples(survey: Survey, couples: Sequence[tuple[int, int]]) -> list[Advice]:
     found = []
     for a, b in couples:
         value, names = survey.cosine[a][b], (survey.experts[b], survey.experts[a])
@@ -75,14 +75,14 @@ def _couples(survey: Survey, couples: Sequence[tuple[int, int]]) -> list[Advice]
     return found
 
 
-def _loudest(matrices: Sequence[MatrixInterference], a: int, b: int) -> str:
+def _advise_on_loudest(matrices: Sequence[MatrixInterference], a: int, b: int) -> str:
     sums: dict[str, float] = {}
     for matrix in matrices:
         sums[matrix.block] = max(sums.get(matrix.block, 0.0), matrix.pairs[a][b])
     return ", ".join(sorted(sums, key=lambda block: -sums[block])[:2])
 
 
-def _where(blocks: Sequence[BlockInterference]) -> Advice:
+def _locate_interference(blocks: Sequence[BlockInterference]) -> Advice:
     """Return the blocks furthest above chance, or that there are none."""
     top = sorted(blocks, key=lambda block: -above_chance(block))[:3]
     ratios = {block.block: above_chance(block) for block in top}
@@ -93,7 +93,7 @@ def _where(blocks: Sequence[BlockInterference]) -> Advice:
     return Advice("where", f"no block interferes clearly more than unrelated experts would (at most {most})")
 
 
-def _method(survey: Survey, couples: Sequence[tuple[int, int]], loud: bool, energy: str) -> Advice:
+def _advise_on_method(survey: Survey, couples: Sequence[tuple[int, int]], loud: bool, energy: str) -> Advice:
     alike = _mean(abs(survey.cosine[a][b]) for a, b in couples)
     level = _mean(map(above_chance, survey.matrices))
     kept = _mean(value for matrix in survey.matrices for value in matrix.energy)
@@ -111,7 +111,7 @@ def _method(survey: Survey, couples: Sequence[tuple[int, int]], loud: bool, ener
     return Advice("method", f"the experts overlap ({measured}): try tsv with scale 1.0, then iso_c with 1.0 to 1.5")
 
 
-def _rank(matrices: Sequence[MatrixInterference], experts: int, energy: str) -> Advice:
+def _advise_on_rank(matrices: Sequence[MatrixInterference], experts: int, energy: str) -> Advice:
     curve = [
         _mean(expert[index] for matrix in matrices for expert in matrix.energy_curve) for index in range(len(FRACTIONS))
     ]

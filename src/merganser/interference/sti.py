@@ -60,7 +60,7 @@ class Overlap:
         size = float(self.s.norm())
         if len(self.sizes) < 2 or size == 0:
             return 0.0
-        return float(self._deviation.norm()) / (size * _identical(len(self.sizes)))
+        return float(self._deviation.norm()) / (size * _value_of_identical(len(self.sizes)))
 
     def chance(self) -> float:
         """Return the expected `normalized` value of unrelated tasks, with singular vectors uniform on their spheres.
@@ -77,7 +77,7 @@ class Overlap:
             for b, columns in enumerate(self.sizes):
                 expected += rows * columns * (total - energy[a] - (energy[b] if a != b else 0.0))
         squares = expected / (self.shape[0] * self.shape[1] * total)
-        return math.sqrt(max(0.0, squares)) / _identical(len(self.sizes))
+        return math.sqrt(max(0.0, squares)) / _value_of_identical(len(self.sizes))
 
     def pairs(self) -> Tensor:
         """Return the normalised interference of every pair of tasks, as a symmetric matrix."""
@@ -85,7 +85,7 @@ class Overlap:
         table = torch.zeros(tasks, tasks, dtype=torch.float64)
         for a in range(tasks):
             for b in range(a):
-                table[a, b] = table[b, a] = self._of_two(a, b)
+                table[a, b] = table[b, a] = self._compare_two(a, b)
         return table
 
     def inner_products(self) -> Tensor:
@@ -103,13 +103,13 @@ class Overlap:
     def _squares(self) -> tuple[Tensor, Tensor]:
         """Return the squared singular values of U and of V, ascending."""
         left, right = (
-            _squares_of(side, [f[2 * i] for f in self.narrow]) for i, side in enumerate((self.left, self.right))
+            _square_spectrum(side, [f[2 * i] for f in self.narrow]) for i, side in enumerate((self.left, self.right))
         )
         return left, right
 
     def after_merging(self, tolerance: float = TOLERANCE) -> float:
         """Return the STI of the orthogonalised factors, U⊥ᵀU⊥ and V⊥ᵀV⊥: zero if T·k directions fit into the space."""
-        kept = [_kept(squares, d, tolerance) for squares, d in zip(self._squares, self.shape, strict=True)]
+        kept = [_measure_kept(squares, d, tolerance) for squares, d in zip(self._squares, self.shape, strict=True)]
         if any(side.numel() and bool((side == 1).all()) for side in kept):
             return 0.0
         if self.narrow:
@@ -123,16 +123,16 @@ class Overlap:
         size = math.sqrt(max(1, self.s.numel()))
         return left / size, right / size
 
-    def _of_two(self, a: int, b: int) -> float:
+    def _compare_two(self, a: int, b: int) -> float:
         """Return the normalised interference of two tasks: for orthonormal factors, (UᵀU − I) has only two blocks."""
         if not self.orthonormal:
-            return self._only(a, b).normalized()
+            return self._restrict(a, b).normalized()
         x, y = (_parts(_parts(side, self.sizes)[a], self.sizes, 1)[b] for side in (self.left, self.right))
         s, t = (_parts(self.s, self.sizes)[task] for task in (a, b))
         size = math.hypot(s.norm(), t.norm())
         return math.hypot(((x * t) @ y.T).norm(), ((x.T * s) @ y).norm()) / size if size else 0.0
 
-    def _only(self, a: int, b: int) -> Overlap:
+    def _restrict(self, a: int, b: int) -> Overlap:
         starts = [sum(self.sizes[:task]) for task in (b, a)]
         keep = torch.cat([torch.arange(start, start + self.sizes[t]) for start, t in zip(starts, (b, a), strict=True)])
         part = (self.sizes[b], self.sizes[a])
@@ -152,7 +152,7 @@ def deviation(left: Tensor, s: Tensor, right: Tensor) -> Tensor:
     return (a * s) @ b
 
 
-def _identical(tasks: int) -> float:
+def _value_of_identical(tasks: int) -> float:
     """Return c_T, the value for T identical tasks, where (J − I)² = (T − 2) J + I."""
     return math.sqrt((tasks - 1) * (tasks * tasks - 3 * tasks + 3))
 
@@ -194,7 +194,7 @@ def _block_gram(parts: Sequence[Tensor], orthonormal: bool) -> Tensor:
     return total
 
 
-def _squares_of(gram: Tensor, narrow: Sequence[Tensor]) -> Tensor:
+def _square_spectrum(gram: Tensor, narrow: Sequence[Tensor]) -> Tensor:
     """Return the eigenvalues of a Gram matrix, ascending. In float32 the smallest are noise: if they are few, they
     are recomputed in float64 from the factors and their eigenvectors; otherwise all of them count as 0.
     """
@@ -214,12 +214,12 @@ def _squares_of(gram: Tensor, narrow: Sequence[Tensor]) -> Tensor:
 
 def _polar_gram(gram: Tensor, rows: int, tolerance: float) -> Tensor:
     values, w = torch.linalg.eigh(gram)
-    kept = _kept(values, rows, tolerance)
+    kept = _measure_kept(values, rows, tolerance)
     product: Tensor = (w * kept.square()) @ w.T
     return product
 
 
-def _kept(squares: Tensor, rows: int, tolerance: float) -> Tensor:
+def _measure_kept(squares: Tensor, rows: int, tolerance: float) -> Tensor:
     """Return how much of every direction the filtered polar factor keeps."""
     if squares.numel() == 0:
         return squares

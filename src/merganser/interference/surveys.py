@@ -81,7 +81,7 @@ def survey(
     found = Survey(
         tuple(source.names),
         tuple(matrices),
-        _by_block(matrices),
+        _group_by_block(matrices),
         tuple(products.diagonal().sqrt().tolist()),
         float_rows(cosines(products.numpy())),
         float_rows(_mean([torch.tensor(matrix.pairs) for matrix in matrices], len(source.names))),
@@ -176,7 +176,7 @@ def _procrustes_full(
     return (known if d == n else None), (known if m == n else None)
 
 
-def _by_block(matrices: Sequence[MatrixInterference]) -> tuple[BlockInterference, ...]:
+def _group_by_block(matrices: Sequence[MatrixInterference]) -> tuple[BlockInterference, ...]:
     groups: dict[str, list[MatrixInterference]] = {}
     for matrix in matrices:
         groups.setdefault(matrix.block, []).append(matrix)

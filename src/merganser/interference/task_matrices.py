@@ -75,7 +75,7 @@ class WholeTaskMatrices(TaskMatrices):
 
     def left_out(self) -> dict[str, tuple[str, ...]]:
         named = zip(self.names, self._experts, strict=True)
-        return {name: _of_its_own(self.base, expert, expert.names()) for name, expert in named}
+        return {name: _find_own_tensors(self.base, expert, expert.names()) for name, expert in named}
 
     def factors(self, name: str, k: int) -> list[Factors]:
         return [leading_svd(self._matrix(expert, name), k).above(FLOOR) for expert in self._experts]
@@ -130,7 +130,7 @@ class StoredTaskMatrices(TaskMatrices):
                 yield name, self.base.spec(name)
 
     def left_out(self) -> dict[str, tuple[str, ...]]:
-        return {expert.name: _of_its_own(self.base, expert, expert.file.kinds) for expert in self._experts}
+        return {expert.name: _find_own_tensors(self.base, expert, expert.file.kinds) for expert in self._experts}
 
     def factors(self, name: str, k: int) -> list[Factors]:
         d, m = matrix_shape(self.base.spec(name).shape)
@@ -160,7 +160,7 @@ def inner_products(rows: Tensor) -> Tensor:
     return (runs @ runs.mT).sum(dim=0, dtype=torch.float64) + rest @ rest.T
 
 
-def _of_its_own(base: Checkpoint, expert: Checkpoint, names: Iterable[str]) -> tuple[str, ...]:
+def _find_own_tensors(base: Checkpoint, expert: Checkpoint, names: Iterable[str]) -> tuple[str, ...]:
     """Return the tensors that the base lacks or has in another shape."""
     return tuple(t for t in names if t not in base or base.spec(t).shape != expert.spec(t).shape)
 

@@ -96,7 +96,7 @@ def merge_adapters(
     files = [_open(path) for path in adapters]
     if weights is not None and len(weights) != len(files):
         raise InputError(f"{len(weights)} weights are given for {len(files)} adapters")
-    rule = None if space == "concat" else _rule(method, settings, weights, files)
+    rule = None if space == "concat" else _build_rule(method, settings, weights, files)
     if rule is None and settings:
         raise InputError(f"concat has no parameter {next(iter(settings))!r}: it only takes weights and a scale")
     made_by = {"function": "merge_adapters", "space": space, "method": method, "weights": weights, "scale": scale}
@@ -134,7 +134,7 @@ def _open(path: str | os.PathLike[str]) -> AdapterFile:
     return file
 
 
-def _rule(
+def _build_rule(
     method: str, settings: Mapping[str, Any], weights: Sequence[float] | None, files: Sequence[AdapterFile]
 ) -> Method:
     kind = lookup(method)
@@ -174,8 +174,8 @@ class _Mixer:
 
     def merge(self, name: str) -> tuple[StoredUpdate, float, float]:
         """Return the merged update of a weight, and its energy before and after truncation to the rank."""
-        orientation, window = self._form(name)
-        pairs = self._pairs(name)
+        orientation, window = self._find_form(name)
+        pairs = self._read_pairs(name)
         together = sum(b.shape[1] for b, _ in pairs)
         seed = zlib.crc32(name.encode()) ^ self.seed
         if self.space == "full":
@@ -194,7 +194,7 @@ class _Mixer:
         pair = merged_pair if exact else truncate_pair(merged_pair, self.rank or merged_pair[0].shape[1])
         return StoredUpdate(pair, orientation, window), _energy(merged_pair), _energy(pair)
 
-    def _form(self, name: str) -> tuple[Orientation, tuple[int, ...]]:
+    def _find_form(self, name: str) -> tuple[Orientation, tuple[int, ...]]:
         """Return the orientation of a weight's factors in the files, and the window of a convolution."""
         found: dict[tuple[Orientation, tuple[int, ...], tuple[int, ...]], AdapterFile] = {}
         for file in self.files:
@@ -213,7 +213,7 @@ class _Mixer:
         orientation, _, window = next(iter(found))
         return orientation, window
 
-    def _pairs(self, name: str) -> list[FactorPair]:
+    def _read_pairs(self, name: str) -> list[FactorPair]:
         """Return (s·B, A) of every adapter as matrices; one component of zeros if an adapter has none."""
         found = {
             i: (file.low_rank(name).scale * b.flatten(1), a.flatten(1))
@@ -236,7 +236,7 @@ class _Mixer:
             having = [file for file in self.files if name in file.replaced]
             key = having[0].replaced[name].removeprefix(PREFIX)
             dtype = having[0].weights.spec(having[0].replaced[name]).dtype
-            merged[key] = self._average(name, having) if views is None else self._around(name, views, dtype)
+            merged[key] = self._average(name, having) if views is None else self._merge_around(name, views, dtype)
         way = "averaged by their weights, since no base is given" if base is None else "merged around the base's"
         return merged, [f"{len(names)} tensors saved whole, such as {next(iter(names))!r}, are {way}"]
 
@@ -257,7 +257,7 @@ class _Mixer:
         mixed = sum(weight / total * tensor.double() for weight, tensor in zip(self.weights, tensors, strict=True))
         return cast(Tensor, mixed).to(tensors[0].dtype)
 
-    def _around(self, name: str, views: Sequence[Adapted], dtype: torch.dtype) -> Tensor:
+    def _merge_around(self, name: str, views: Sequence[Adapted], dtype: torch.dtype) -> Tensor:
         target = next((each for view in views if (each := view.stored_name(name)) is not None), None)
         if target is None:
             raise CheckpointError(f"{views[0].source.label} has no {name!r}, which the adapters save whole")

@@ -74,7 +74,7 @@ class AdapterModules:
         self._architecture = str(named[0]) if isinstance(named, list) and named else ""
         self._model = model if fan_in_fan_out is None else None
         self.fan_in_fan_out = config.get("model_type") in _CONV1D if fan_in_fan_out is None else fan_in_fan_out
-        self.task_type = self._task(bool(config.get("is_encoder_decoder")))
+        self.task_type = self._find_task(bool(config.get("is_encoder_decoder")))
         self._heads = _CLASSIFIERS.get(self.task_type or "", ())
         names = [*tuned.names(), *base.names()]
         tied = {stored for checkpoint in (base, tuned) for stored in checkpoint.aliases().values()}
@@ -94,7 +94,7 @@ class AdapterModules:
             return "whole"
         if not name.endswith(".weight"):
             return None
-        kind = self._layer(name)
+        kind = self._find_layer(name)
         if kind is not None and not isinstance(kind, nn.Embedding):
             single = getattr(kind, "groups", 1) == 1
             return _LAYERS.get(type(kind).__name__) if single else "whole"
@@ -113,10 +113,10 @@ class AdapterModules:
 
     def is_norm(self, module: str) -> bool:
         """Return whether a module has only parameters with one axis, so that it is small enough to save whole."""
-        layer = self._layer(f"{module}.weight")
+        layer = self._find_layer(f"{module}.weight")
         return layer is None or all(parameter.dim() < 2 for parameter in layer.parameters())
 
-    def _layer(self, name: str) -> nn.Module | None:
+    def _find_layer(self, name: str) -> nn.Module | None:
         try:
             return self._model.get_submodule(module_of(name)) if self._model is not None else None
         except AttributeError:
@@ -125,7 +125,7 @@ class AdapterModules:
     def _generates(self) -> bool:
         return self.task_type in ("CAUSAL_LM", "SEQ_2_SEQ_LM") or not self._architecture
 
-    def _task(self, encoder_decoder: bool) -> str | None:
+    def _find_task(self, encoder_decoder: bool) -> str | None:
         """Return PEFT's name of the model's task, or None if it has none."""
         found = next((task for end, task in _TASKS.items() if self._architecture.endswith(end)), None)
         return "CAUSAL_LM" if found == "SEQ_2_SEQ_LM" and not encoder_decoder else found

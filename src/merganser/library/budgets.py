@@ -58,7 +58,7 @@ def predict_budgets(library: Library) -> list[dict[str, Any]]:
         expert = library.expert(name)
         file = expert.file
         changed[name] = [
-            Changed(tensor, expert.spec(tensor), kind == "factors", _squares(file, tensor, kind))
+            Changed(tensor, expert.spec(tensor), kind == "factors", _read_squares(file, tensor, kind))
             for tensor, kind in file.kinds.items()
             if tensor in library.base
         ]
@@ -88,7 +88,7 @@ def predict_budgets(library: Library) -> list[dict[str, Any]]:
     return found
 
 
-def _squares(file: ExpertFile, tensor: str, kind: str) -> AnyArray | None:
+def _read_squares(file: ExpertFile, tensor: str, kind: str) -> AnyArray | None:
     """Return the stored σ² of a task matrix, with zeros for components that are not stored."""
     if kind != "factors":
         return None

@@ -56,10 +56,12 @@ class Compressor:
             changed[name] = list(changes(self.base, expert, spectra, f"expert {name!r}, {expert.label}"))
         prints = {name: expert.fingerprint() for name, expert in experts.items()}
         if policy.codes:
-            mixer = self._mixer(policy.codes)
-            codes, shared = mixer.plan(experts, changed, int(policy.value), self._metadata, self.on_step)
+            mixer = self._build_mixer(policy.codes)
+            codes, shared = mixer.plan(experts, changed, int(policy.value), self._describe_file, self.on_step)
             return {name: ExpertPlan(prints[name], codes[name]) for name in experts}, shared
-        rooms = {name: header_room([(c.name, c.spec) for c in changed[name]], self._metadata(name)) for name in experts}
+        rooms = {
+            name: header_room([(c.name, c.spec) for c in changed[name]], self._describe_file(name)) for name in experts
+        }
         slots = allot(policy, changed, self.dtype, rooms)
         return {
             name: ExpertPlan(prints[name], room=rooms[name], ranks={slot.name: slot.rank for slot in slots[name]})
@@ -68,9 +70,9 @@ class Compressor:
 
     def share(self, experts: Mapping[str, Checkpoint], plan: Mapping[str, str]) -> StoredFile:
         """Write the file of the shared part as planned."""
-        mixer = self._mixer(())
+        mixer = self._build_mixer(())
         blobs = {
-            f"{tensor}::code": _bytes(mixer.encode_mean(tensor, experts.values(), TensorChoice.parse(text)).blob)
+            f"{tensor}::code": _to_tensor(mixer.encode_mean(tensor, experts.values(), TensorChoice.parse(text)).blob)
             for tensor, text in plan.items()
         }
         entries = {key: TensorSpec(tuple(blob.shape), blob.dtype) for key, blob in blobs.items()}
@@ -90,7 +92,7 @@ class Compressor:
             slots = [Slot(tensor, expert.spec(tensor), rank) for tensor, rank in plan.ranks.items()]
             entries = {key: spec for slot in slots for key, spec in slot.entries(self.dtype).items()}
             stored = self._encode(name, expert, slots, ledger)
-            sha256 = write_tensors(path, entries, self._metadata(name), stored, plan.room)
+            sha256 = write_tensors(path, entries, self._describe_file(name), stored, plan.room)
         return ExpertRecord(file, path.stat().st_size, sha256, expert.label, plan.fingerprint, ledger.share)
 
     def _encode(
@@ -104,7 +106,7 @@ class Compressor:
                 continue
             self.on_step("compressing", f"{name}: {slot.name}")
             if slot.rank is None:
-                yield f"{slot.name}::full", self._whole(expert, slot.name, ledger)
+                yield f"{slot.name}::full", self._read_whole(expert, slot.name, ledger)
                 continue
             delta = as_matrix(task_matrix(self.base, expert, slot.name))
             try:
@@ -117,7 +119,7 @@ class Compressor:
 
     def _write_codes(self, path: Path, name: str, expert: Checkpoint, codes: Mapping[str, str], ledger: _Ledger) -> str:
         """Write the file of an expert in codes; they are computed first because they decide its size."""
-        mixer = self._mixer(())
+        mixer = self._build_mixer(())
         blobs: dict[str, Tensor] = {}
         whole: dict[str, TensorSpec] = {}
         dropped: dict[str, float] = {}
@@ -132,29 +134,29 @@ class Compressor:
                 dropped[tensor] = _energy(delta)
                 continue
             coded, lost = mixer.encode(name, tensor, delta, choice)
-            blobs[f"{tensor}::{'residual' if choice.residual else 'code'}"] = _bytes(coded.blob)
+            blobs[f"{tensor}::{'residual' if choice.residual else 'code'}"] = _to_tensor(coded.blob)
             ledger.add(delta, lost=lost)
         entries = whole | {key: TensorSpec(tuple(blob.shape), blob.dtype) for key, blob in blobs.items()}
 
         def stored() -> Iterator[tuple[str, Tensor]]:
             yield from blobs.items()
             for key in whole:
-                yield key, self._whole(expert, key.removesuffix("::full"), ledger)
+                yield key, self._read_whole(expert, key.removesuffix("::full"), ledger)
 
-        metadata = self._metadata(name) | ({"dropped": note_dropped(dropped)} if dropped else {})
+        metadata = self._describe_file(name) | ({"dropped": note_dropped(dropped)} if dropped else {})
         return write_tensors(path, entries, metadata, stored())
 
-    def _whole(self, expert: Checkpoint, tensor: str, ledger: _Ledger) -> Tensor:
+    def _read_whole(self, expert: Checkpoint, tensor: str, ledger: _Ledger) -> Tensor:
         spec = expert.spec(tensor)
         if is_change(self.base, tensor, spec):
             ledger.add(task_matrix(self.base, expert, tensor))
         return expert.read(tensor).to(spec.dtype)
 
-    def _mixer(self, codes: Sequence[str]) -> Mixer:
+    def _build_mixer(self, codes: Sequence[str]) -> Mixer:
         shared = ExpertFile(self.directory / SHARED_FILE) if self.manifest.shared else None
         return Mixer(self.base, codes, self.grams, shared, self.randomized)
 
-    def _metadata(self, name: str) -> dict[str, str]:
+    def _describe_file(self, name: str) -> dict[str, str]:
         return {"expert": name, "base": self.manifest.base_fingerprint}
 
 
@@ -179,5 +181,5 @@ def _energy(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
 
 
-def _bytes(blob: bytes) -> Tensor:
+def _to_tensor(blob: bytes) -> Tensor:
     return torch.frombuffer(bytearray(blob), dtype=torch.uint8)

@@ -71,7 +71,7 @@ class ExpertFile:
         spec, where = self.weights.spec(key), f"{self.path}: {key!r}"
         if len(spec.shape) != 1 or spec.element.name != "uint8":
             raise CheckpointError(f"{where}: damaged: it is not a code")
-        head = self.heads[name] = read_head(self._blob(key), where)
+        head = self.heads[name] = read_head(self._read_blob(key), where)
         factors = head.number == MixedFactors.number
         if factors and len(head.shape) < 2:
             raise CheckpointError(f"{where}: damaged: a tensor of {list(head.shape)} has no factors")
@@ -119,7 +119,7 @@ class ExpertFile:
     def triple(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """Return u, s and v as stored."""
         if name in self.heads:
-            found = self._decoded(name)
+            found = self._get_decoded(name)
             assert isinstance(found, Triple), "tensors of kind factors are stored as such"
             return found
         u, s, v = (self.weights.read(f"{name}::{part}") for part in "usv")
@@ -132,7 +132,7 @@ class ExpertFile:
         """Return the stored change of a tensor that is not kept whole, in float32, as a matrix if it has factors."""
         if self.kinds[name] == "factors":
             return product(*self.triple(name))
-        found = self._decoded(name)
+        found = self._get_decoded(name)
         assert not isinstance(found, Triple)
         return found
 
@@ -152,19 +152,19 @@ class ExpertFile:
             out[piece].copy_(base[piece]).addmm_(left[piece], right)
         return out.view(shape)
 
-    def _decoded(self, name: str) -> Tensor | Triple:
+    def _get_decoded(self, name: str) -> Tensor | Triple:
         # Several threads read blocks of rows, so the last few tensors are cached.
         return self._recent.get(name, lambda: self._decode(name))
 
     def _decode(self, name: str) -> Tensor | Triple:
         key, shape = self._keys[name][0], self.heads[name].shape
-        found = decode(self._blob(key), shape, f"{self.path}: {key!r}")
+        found = decode(self._read_blob(key), shape, f"{self.path}: {key!r}")
         if self.kinds[name] == "factors":
             return found
         whole = dense(found).view(shape)
         return self.shared.change(name).view(shape) + whole if self.is_residual(name) and self.shared else whole
 
-    def _blob(self, key: str) -> memoryview:
+    def _read_blob(self, key: str) -> memoryview:
         return self.weights.read(key).contiguous().numpy().data
 
 

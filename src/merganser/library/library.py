@@ -191,7 +191,7 @@ class Library(ExpertCollection, Shown):
             current = Library(self.path, self.base)  # the library may have changed since it was opened
             if name in current:
                 raise InputError(f"{self.path}: has an expert {name!r} already; remove it first")
-            own = current._policy()
+            own = current._choose_policy()
             policy = RankPolicy.choose(rank_fraction, energy, budget, 1) if told else replace(own, codes=())
             policy = with_codes(policy, codes, own.codes)
             weights = _open_grams({name: gram} if gram is not None else {}, policy, [name])
@@ -232,7 +232,7 @@ class Library(ExpertCollection, Shown):
             record = self._record(name)
             if problem := find_damage(self.path / record.file, record):
                 raise CheckpointError(f"{self.path / record.file}: {problem}; build or add the expert {name!r} again")
-            self._checked[name] = Expert(self.base, self._file(record), name)
+            self._checked[name] = Expert(self.base, self._open_file(record), name)
         return self._checked[name]
 
     def shared(self) -> ExpertFile | None:
@@ -243,7 +243,7 @@ class Library(ExpertCollection, Shown):
             self._shared = ExpertFile(self.path / SHARED_FILE)
         return self._shared
 
-    def _file(self, record: ExpertRecord) -> ExpertFile:
+    def _open_file(self, record: ExpertRecord) -> ExpertFile:
         return ExpertFile(self.path / record.file, self.shared())
 
     def is_shared(self, tensor: str) -> bool:
@@ -295,7 +295,7 @@ class Library(ExpertCollection, Shown):
             problem = find_damage(self.path / record.file, record)
             if problem is None:
                 try:
-                    Expert(self.base, self._file(record), name)
+                    Expert(self.base, self._open_file(record), name)
                 except CheckpointError as error:
                     problem = str(error)
             findings.append(Finding(name, problem is None, problem or f"{record.energy:.1%} of its energy kept"))
@@ -315,7 +315,7 @@ class Library(ExpertCollection, Shown):
             return Finding("base", False, f"{self.base.label}: its weights have changed since the library was built")
         return Finding("base", True, f"{self.base.label} is the base of this library")
 
-    def _policy(self) -> RankPolicy:
+    def _choose_policy(self) -> RankPolicy:
         """Return the rule for the ranks of a new expert."""
         own = self.manifest.policy
         if own.kind != "budget" or not self.experts:

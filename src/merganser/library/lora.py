@@ -119,9 +119,9 @@ def extract_lora(
     modules = AdapterModules(origin, tuned, fan_in_fan_out, model)
     draft = _Draft(modules, origin, stored, whole, sources)
     with noting_reads(sources.reads):
-        changed = list(_changed(tuned, origin, modules))
+        changed = list(_find_changed(tuned, origin, modules))
         wanted = [name for name in changed if _matches(name, include) and not _matches(name, exclude)]
-        ranks = _ranks(wanted, tuned, origin, draft, rank or _DEFAULT_RANK, policy)
+        ranks = _choose_ranks(wanted, tuned, origin, draft, rank or _DEFAULT_RANK, policy)
         for number, name in enumerate(changed):
             on_progress(number, len(changed), name)
             draft.add(name, tuned, ranks.get(name, 0) if name in wanted else None)
@@ -179,7 +179,7 @@ def export_expert(
     stored = dtype_of(dtype, DTYPES, "adapters")
     check_out(Path(out), overwrite, expert.files())
     file = expert.file
-    limit = rank or max((_own_rank(expert, name) for name in file.kinds), default=1)
+    limit = rank or max((_find_own_rank(expert, name) for name in file.kinds), default=1)
     made_by = {"function": "export_expert", "rank": rank, "whole": whole, "dtype": str(dtype)}
     sources = AdapterOrigin(made_by, [(expert.label, expert)])
     draft = _Draft(AdapterModules(expert.source, expert, fan_in_fan_out), expert.source, stored, whole, sources)
@@ -192,7 +192,7 @@ def export_expert(
     return draft.write(Path(out), expert, overwrite)
 
 
-def _own_rank(expert: Expert, name: str) -> int:
+def _find_own_rank(expert: Expert, name: str) -> int:
     """Return the rank a tensor is stored at; at most 64 if it is not stored as factors."""
     if expert.file.kinds[name] == "factors":
         return expert.file.rank(name)
@@ -200,7 +200,7 @@ def _own_rank(expert: Expert, name: str) -> int:
     return min(_DEFAULT_RANK, *matrix_shape(shape)) if is_matrix(shape) else 1
 
 
-def _changed(tuned: Checkpoint, base: Checkpoint, modules: AdapterModules) -> Iterator[str]:
+def _find_changed(tuned: Checkpoint, base: Checkpoint, modules: AdapterModules) -> Iterator[str]:
     for name in tuned.names():
         spec = tuned.spec(name)
         known = is_comparable(base, name, spec)
@@ -212,7 +212,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _ranks(
+def _choose_ranks(
     names: Sequence[str], tuned: Checkpoint, base: Checkpoint, draft: _Draft, rank: int, policy: RankPolicy | None
 ) -> Mapping[str, int]:
     """Return the rank of every low-rank update: one for all, or by a policy."""
@@ -270,11 +270,11 @@ class _Draft:
             self._energies[name] = float(delta.double().square().sum())
             self.seen += self._energies[name]
         if rank is None or role is None or is_integer(spec.dtype):
-            self._leave(name)
+            self._leave_out(name)
         elif role == "whole":
-            self.saved.append(name) if self.whole or self.modules.is_head(name) else self._leave(name)
+            self.saved.append(name) if self.whole or self.modules.is_head(name) else self._leave_out(name)
         elif delta is None or rank == 0:
-            self._leave(name)
+            self._leave_out(name)
         else:
             matrix = as_matrix(delta)
             found = leading_svd(matrix, rank) if factors is None else factors.truncate(rank)
@@ -282,14 +282,14 @@ class _Draft:
             update = self.updates[name] = StoredUpdate(balanced(found), role, window)
             self.lost += float((matrix.double() - update.product(self.dtype)).square().sum())
 
-    def _leave(self, name: str) -> None:
+    def _leave_out(self, name: str) -> None:
         self.left_out.append(name)
         self.lost += self._energies.get(name, 0.0)
 
     def write(self, out: Path, tuned: Checkpoint, overwrite: bool, patterns: bool = False) -> AdapterReport:
         if not self.updates:
             raise InputError(f"no weight that an adapter can change differs from {self.base.label}")
-        whole, modules, biases = self._whole(tuned)
+        whole, modules, biases = self._read_whole(tuned)
         config = {
             "base_model_name_or_path": self.base.label,
             "fan_in_fan_out": self.modules.fan_in_fan_out,
@@ -310,7 +310,7 @@ class _Draft:
         kept = share(self.seen - self.lost, self.seen)
         return AdapterReport(out, rank, len(self.updates), kept, tuple(self.left_out), tuple(self.saved))
 
-    def _whole(self, tuned: Checkpoint) -> tuple[dict[str, Tensor], list[str], bool]:
+    def _read_whole(self, tuned: Checkpoint) -> tuple[dict[str, Tensor], list[str], bool]:
         """Return the tensors to save whole by their names in the file, the modules that are saved, and whether
         biases are saved beside low-rank updates, under PEFT's names.
         """
@@ -331,5 +331,5 @@ class _Draft:
                     biases = True
                 else:  # the module has other parameters too
                     self.saved.remove(name)
-                    self._leave(name)
+                    self._leave_out(name)
         return files, modules, biases

@@ -215,7 +215,7 @@ class Manifest:
             base_fingerprint=content.text("base_fingerprint"),
             source_fingerprint=content.text("source_fingerprint"),
             dtype=content.choice("dtype", FACTOR_DTYPES),
-            policy=_policy(content.section("policy")),
+            policy=_read_policy(content.section("policy")),
             base_sha256=content.text("base_sha256") if content.has("base_sha256") else None,
             experts={
                 name: ExpertRecord.read(directory, name, record) for name, record in named_sections(content, "experts")
@@ -242,7 +242,7 @@ def named_sections(content: ManifestSection, key: str) -> Iterator[tuple[str, Ma
         yield name, records.section(name)
 
 
-def _policy(policy: ManifestSection) -> RankPolicy:
+def _read_policy(policy: ManifestSection) -> RankPolicy:
     kind, value = policy.choice("kind", KINDS), policy.number("value")
     codes = policy.text("codes") if policy.has("codes") else ""
     if any(code not in CHOICES for code in codes.split()):

@@ -72,7 +72,7 @@ class MaskLibrary(ExpertCollection):
         self.kind = cast(MaskKind, content.choice("kind", get_args(MaskKind)))
         place = content.text("base") if content.has("base") else None
         fingerprint = content.text("fingerprint")
-        self._scales = {name: _scale(record) for name, record in named_sections(content, "experts")}
+        self._scales = {name: _read_scale(record) for name, record in named_sections(content, "experts")}
         content.done()
         self.base = open_base(self.path, self.path / "base" if place is None else place, (fingerprint,), base)
         self.shared = Stored(open_checkpoint(self.path / "shared"))
@@ -115,7 +115,7 @@ class MaskLibrary(ExpertCollection):
             raise InputError("a library of masks needs at least one expert")
         for name in experts:
             check_name(name)
-        thresholds = _thresholds(threshold, list(experts))
+        thresholds = _read_thresholds(threshold, list(experts))
         asked = None if dtype is None else dtype_of(dtype)
         check_out(directory, overwrite=False)
         origin, place = open_checkpoint(base), place_of(base)
@@ -123,7 +123,7 @@ class MaskLibrary(ExpertCollection):
         for checkpoint in (origin, *opened.values()):
             refuse_quantised(checkpoint)
         # A tensor that one expert cannot share is kept whole by all of them.
-        exclude = sorted({tensor for expert in opened.values() for tensor in _own_tensors(origin, expert)})
+        exclude = sorted({tensor for expert in opened.values() for tensor in _find_own_tensors(origin, expert)})
         own = {name: [tensor for tensor in exclude if tensor in expert] for name, expert in opened.items()}
         deltas = {name: Difference(expert, origin, exclude) for name, expert in opened.items()}
         _check_finite(origin, origin.label)
@@ -143,7 +143,7 @@ class MaskLibrary(ExpertCollection):
                 on_step("masking", name)
                 packed = Packed(delta, shared, kind, thresholds[name], opened[name], own[name])
                 save(packed, made / "experts" / name)
-                records[name] = {"scale": _rescaler(delta, shared) if kind == "emr" else 1.0}
+                records[name] = {"scale": _compute_rescaler(delta, shared) if kind == "emr" else 1.0}
             content = {"kind": kind, "base": place, "fingerprint": kept.fingerprint(), "experts": records}
             write_json(made / FILE, {"format": FORMAT, "version": VERSION, **content})
 
@@ -158,9 +158,9 @@ class MaskLibrary(ExpertCollection):
         """Return an expert as a checkpoint, rebuilt while it is read."""
         if name not in self:
             raise InputError(f"{self.path}: has no expert {name!r}{did_you_mean(name, self.experts)}")
-        return MaskedExpert(self.base, self.shared, self._bits(name), self._scales[name], name)
+        return MaskedExpert(self.base, self.shared, self._open_bits(name), self._scales[name], name)
 
-    def _bits(self, name: str) -> Checkpoint:
+    def _open_bits(self, name: str) -> Checkpoint:
         place = confine(self.path, f"experts/{name}", f"{self.path / FILE}: experts")
         if not place.is_dir():
             raise CheckpointError(f"{place}: the masks of the expert {name!r} are missing; build the library again")
@@ -184,7 +184,7 @@ class MaskLibrary(ExpertCollection):
         """Return the bytes of the base's weights, of the shared vector and of every expert's masks."""
         return Size(
             base=self.base.nbytes,
-            experts={name: self._bits(name).nbytes for name in self.experts},
+            experts={name: self._open_bits(name).nbytes for name in self.experts},
             shared=open_checkpoint(self.path / "shared").nbytes,
         )
 
@@ -251,7 +251,7 @@ class MaskedExpert(View):
         return Lineage(self.source.label, (self.name,), ("masked expert",))
 
 
-def _rescaler(delta: Vector, shared: Vector) -> float:
+def _compute_rescaler(delta: Vector, shared: Vector) -> float:
     """Return ‖Δ_t‖₁ / ‖m_t ⊙ Δ‖₁ over all tensors."""
 
     def sums(parts: Parts) -> tuple[float, float]:
@@ -263,13 +263,13 @@ def _rescaler(delta: Vector, shared: Vector) -> float:
     return math.fsum(own for own, _ in found) / total if total else 1.0
 
 
-def _scale(record: ManifestSection) -> float:
+def _read_scale(record: ManifestSection) -> float:
     scale = record.number("scale")
     record.done()
     return scale
 
 
-def _own_tensors(base: Checkpoint, expert: Checkpoint) -> list[str]:
+def _find_own_tensors(base: Checkpoint, expert: Checkpoint) -> list[str]:
     """Return the tensors that the base lacks or has differently: new ones, other shapes, other integers."""
 
     def shared(name: str) -> bool:
@@ -281,7 +281,7 @@ def _own_tensors(base: Checkpoint, expert: Checkpoint) -> list[str]:
     return [name for name in expert.names() if not shared(name)]
 
 
-def _thresholds(given: float | Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+def _read_thresholds(given: float | Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
     """Return κ of every expert."""
     each = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
     for name in names:

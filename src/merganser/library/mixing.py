@@ -84,20 +84,20 @@ class Mixer:
             on_step("encoding", tensor)
             owners = [name for name in experts if (name, tensor) in specs]
             fixed = [name for name in owners if not specs[name, tensor].coded]
-            whole = {name: [_whole(tensor, specs[name, tensor].spec)] for name in fixed}
+            whole = {name: [_store_whole(tensor, specs[name, tensor].spec)] for name in fixed}
             moving = [name for name in owners if name not in fixed]
             plain = {}
             for name in moving:
-                energy, plain[name] = self._curve(name, tensor, experts[name], specs[name, tensor].spec)
+                energy, plain[name] = self._list_ways(name, tensor, experts[name], specs[name, tensor].spec)
                 energies[name] += energy
             modes[tensor] = [Mode(plain | whole)]
             if SHARED in self.codes and self.shared is None and len(moving) > 1:
-                modes[tensor] += self._shared_modes(tensor, {name: experts[name] for name in moving}, modes[tensor][0])
+                modes[tensor] += self._try_shared(tensor, {name: experts[name] for name in moving}, modes[tensor][0])
         needed = sum(min(curve).nbytes for each in modes.values() for curve in each[0].curves.values())
         if needed > purse:
             least = needed + budget - purse
             raise InputError(f"a budget of {budget:,} bytes is too small: headers and new tensors need {least:,}")
-        scaled = {tensor: [_share(mode, energies) for mode in several] for tensor, several in modes.items()}
+        scaled = {tensor: [_normalize_errors(mode, energies) for mode in several] for tensor, several in modes.items()}
         chosen = choose_modes(scaled, purse - header_bytes({}))
         spent = sum(mode.shared.nbytes for mode in chosen.values())
         places = [(name, tensor) for tensor, mode in chosen.items() for name in mode.curves]
@@ -115,49 +115,51 @@ class Mixer:
             The coded tensor, and the lost part of the change.
         """
         assert choice.code is not None
-        whole = self._change(name, tensor, delta)
-        target = self._change(name, tensor, delta - self._common(tensor, delta)) if choice.residual else whole
+        whole = self._weigh_change(name, tensor, delta)
+        target = (
+            self._weigh_change(name, tensor, delta - self._read_common(tensor, delta)) if choice.residual else whole
+        )
         coded = encode(target, choice.code, whole.energy)
         found = dense(decode(coded.blob, delta.shape, tensor)).view(delta.shape)
-        return coded, (delta - self._common(tensor, delta) if choice.residual else delta) - found
+        return coded, (delta - self._read_common(tensor, delta) if choice.residual else delta) - found
 
     def encode_mean(self, tensor: str, experts: Iterable[Checkpoint], choice: TensorChoice) -> Coded:
         """Encode the mean change of the experts that change a tensor."""
         assert choice.code is not None
-        return encode(Delta(self._mean(tensor, experts)[0]), choice.code)
+        return encode(Delta(self._average_change(tensor, experts)[0]), choice.code)
 
-    def _curve(self, name: str, tensor: str, expert: Checkpoint, spec: TensorSpec) -> tuple[float, list[Option]]:
+    def _list_ways(self, name: str, tensor: str, expert: Checkpoint, spec: TensorSpec) -> tuple[float, list[Option]]:
         """Return the energy of a change and all ways to store it."""
         delta = task_matrix(self.base, expert, tensor)
-        change = self._change(name, tensor, delta)
+        change = self._weigh_change(name, tensor, delta)
         options = [
-            Option(_dropped_bytes(tensor), change.energy, "drop"),
-            _whole(tensor, spec),
-            *self._options(tensor, change),
+            Option(_bound_dropped(tensor), change.energy, "drop"),
+            _store_whole(tensor, spec),
+            *self._try_codes(tensor, change),
         ]
         if self.shared is not None and tensor in self.shared.heads and SHARED in self.codes:
-            rest = self._change(name, tensor, delta - self._common(tensor, delta))
-            options += self._options(tensor, rest, residual=True)
+            rest = self._weigh_change(name, tensor, delta - self._read_common(tensor, delta))
+            options += self._try_codes(tensor, rest, residual=True)
         return change.energy, options
 
-    def _options(self, tensor: str, change: Delta, residual: bool = False) -> Iterator[Option]:
+    def _try_codes(self, tensor: str, change: Delta, residual: bool = False) -> Iterator[Option]:
         for code in candidates(change, self.codes):
             coded = encode(change, code)
-            size = coded.nbytes + _entry_bytes(f"{tensor}::{'residual' if residual else 'code'}", "U8", (coded.nbytes,))
+            size = coded.nbytes + _bound_entry(f"{tensor}::{'residual' if residual else 'code'}", "U8", (coded.nbytes,))
             yield Option(size, coded.error, str(TensorChoice(code, residual)))
 
-    def _shared_modes(self, tensor: str, experts: Mapping[str, Checkpoint], plain: Mode) -> list[Mode]:
+    def _try_shared(self, tensor: str, experts: Mapping[str, Checkpoint], plain: Mode) -> list[Mode]:
         """Return the modes that store the mean change of a tensor once, if that can pay.
 
         With ρ = ‖mean‖² / mean ‖Δ_t‖², the residual of an expert needs ½ log₂ 1/(1 − ρ) bits less per entry. The mean,
         at about two bits, must cost less than that for all experts.
         """
-        mean, energy = self._mean(tensor, experts.values())
+        mean, energy = self._average_change(tensor, experts.values())
         change = Delta(mean)
         share = change.energy / energy if energy else 0.0
         if share < 1 and 0.5 * math.log2(1 / (1 - share)) <= 2 / len(experts):
             return []
-        good = [each for each in self._options(tensor, change) if each.error <= _SHARED_ERROR * change.energy]
+        good = [each for each in self._try_codes(tensor, change) if each.error <= _SHARED_ERROR * change.energy]
         if not good:
             return []
         best = min(good)
@@ -166,11 +168,11 @@ class Mixer:
         common = dense(decode(encode(change, code).blob, mean.shape, tensor)).view(mean.shape)
         curves = dict(plain.curves)
         for name, expert in experts.items():
-            rest = self._change(name, tensor, task_matrix(self.base, expert, tensor) - common)
-            curves[name] = [*curves[name], *self._options(tensor, rest, residual=True)]
+            rest = self._weigh_change(name, tensor, task_matrix(self.base, expert, tensor) - common)
+            curves[name] = [*curves[name], *self._try_codes(tensor, rest, residual=True)]
         return [Mode(curves, best._replace(error=0.0))]
 
-    def _mean(self, tensor: str, experts: Iterable[Checkpoint]) -> tuple[Tensor, float]:
+    def _average_change(self, tensor: str, experts: Iterable[Checkpoint]) -> tuple[Tensor, float]:
         """Return the mean change of the experts that change a tensor, and the mean of their energies."""
         total, energy, count = None, 0.0, 0
         for expert in experts:
@@ -183,11 +185,11 @@ class Mixer:
         assert total is not None, "some expert changes the tensor"
         return (total / count).float(), energy / count
 
-    def _common(self, tensor: str, like: Tensor) -> Tensor:
+    def _read_common(self, tensor: str, like: Tensor) -> Tensor:
         assert self.shared is not None
         return self.shared.change(tensor).view(like.shape)
 
-    def _change(self, name: str, tensor: str, delta: Tensor) -> Delta:
+    def _weigh_change(self, name: str, tensor: str, delta: Tensor) -> Delta:
         try:
             return Delta(delta, self.grams.get(name, {}).get(tensor), self.randomized)
         except InputError as error:
@@ -200,13 +202,13 @@ def header_bytes(metadata: Mapping[str, str]) -> int:
     return 8 + len(json.dumps({"__metadata__": noted}, separators=(",", ":"))) + 8
 
 
-def _entry_bytes(key: str, dtype: str, shape: Sequence[int]) -> int:
+def _bound_entry(key: str, dtype: str, shape: Sequence[int]) -> int:
     """Return the maximum size of a tensor's entry in the header of a file."""
     described = {"dtype": dtype, "shape": list(shape), "data_offsets": [_LARGEST] * 2}
     return len(json.dumps({key: described}, separators=(",", ":"))) - 1
 
 
-def _dropped_bytes(tensor: str) -> int:
+def _bound_dropped(tensor: str) -> int:
     """Return the maximum size of a dropped tensor in the metadata."""
     return len(json.dumps(note_dropped({tensor: -1.2345e-300})))
 
@@ -216,11 +218,11 @@ def note_dropped(energies: Mapping[str, float]) -> str:
     return json.dumps({tensor: float(f"{energy:.4g}") for tensor, energy in energies.items()})
 
 
-def _whole(tensor: str, spec: TensorSpec) -> Option:
-    return Option(spec.nbytes + _entry_bytes(f"{tensor}::full", CODES[spec.element.name], spec.shape), 0.0, "full")
+def _store_whole(tensor: str, spec: TensorSpec) -> Option:
+    return Option(spec.nbytes + _bound_entry(f"{tensor}::full", CODES[spec.element.name], spec.shape), 0.0, "full")
 
 
-def _share(mode: Mode, energies: Mapping[str, float]) -> Mode:
+def _normalize_errors(mode: Mode, energies: Mapping[str, float]) -> Mode:
     """Return a mode with errors as shares of the experts' energies."""
     return replace(
         mode,

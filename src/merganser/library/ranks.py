@@ -96,14 +96,14 @@ def allot(
 ) -> dict[str, list[Slot]]:
     """Return the slots of every expert. `rooms` are the bytes of the experts' headers."""
     if policy.kind == "budget":
-        return _within(int(policy.value), changed, dtype, rooms)
+        return _allot_within(int(policy.value), changed, dtype, rooms)
     return {
-        expert: [_slot(tensor, _rank(policy, tensor), dtype) for tensor in tensors]
+        expert: [_make_slot(tensor, _choose_rank(policy, tensor), dtype) for tensor in tensors]
         for expert, tensors in changed.items()
     }
 
 
-def _rank(policy: RankPolicy, tensor: Changed) -> int:
+def _choose_rank(policy: RankPolicy, tensor: Changed) -> int:
     if not tensor.matrix:
         return 0
     n = min(matrix_shape(tensor.spec.shape))
@@ -119,12 +119,12 @@ def largest_rank(spec: TensorSpec, dtype: torch.dtype) -> int:
     return min(*matrix_shape(spec.shape), (spec.nbytes - 1) // component_bytes(spec, dtype))
 
 
-def _slot(tensor: Changed, rank: int, dtype: torch.dtype) -> Slot:
+def _make_slot(tensor: Changed, rank: int, dtype: torch.dtype) -> Slot:
     whole = not tensor.matrix or rank > largest_rank(tensor.spec, dtype)
     return Slot(tensor.name, tensor.spec, None if whole else rank)
 
 
-def _within(
+def _allot_within(
     budget: int, changed: Mapping[str, Sequence[Changed]], dtype: torch.dtype, rooms: Mapping[str, int]
 ) -> dict[str, list[Slot]]:
     """Choose greedily by energy share per byte, which is optimal up to the last component.
@@ -151,7 +151,7 @@ def _within(
         values.append(np.minimum.accumulate(gain / cost) / max(total, 1e-300))
         owners.append(np.full(steps + 1, index))
     if not matrices:
-        return {expert: [_slot(t, 0, dtype) for t in tensors] for expert, tensors in changed.items()}
+        return {expert: [_make_slot(t, 0, dtype) for t in tensors] for expert, tensors in changed.items()}
     worth = np.concatenate(gains) > 0
     cost, owner, value = (np.concatenate(parts)[worth] for parts in (costs, owners, values))
     bought = buy(value, cost.astype(np.int64), owner, len(matrices), budget - fixed)
@@ -161,7 +161,7 @@ def _within(
         if tensor.matrix:
             steps = next(count)
             rank = steps if steps <= largest_rank(tensor.spec, dtype) else min(matrix_shape(tensor.spec.shape)) + 1
-            slots[expert].append(_slot(tensor, rank, dtype))
+            slots[expert].append(_make_slot(tensor, rank, dtype))
         else:
             slots[expert].append(Slot(tensor.name, tensor.spec, None))
     return slots

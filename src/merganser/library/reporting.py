@@ -76,7 +76,7 @@ def stored_tensors(library: Library, name: str) -> list[TensorReport]:
             error = 0.0
             if expert.merges(tensor):
                 energy = float(expert.delta(tensor).double().square().sum())
-        code = _code(file, tensor)
+        code = _name_code(file, tensor)
         found.append(TensorReport(name, tensor, code, file.nbytes(tensor), expert.spec(tensor).numel, error, energy))
     for tensor, energy in file.dropped.items():
         entries = expert.spec(tensor).numel if tensor in expert else 0
@@ -98,7 +98,7 @@ def by_layer(tensors: Iterable[TensorReport]) -> list[LayerReport]:
     for layer, group in sorted(groups.items(), key=lambda pair: natural_order(pair[0])):
         known = [(each.error, each.energy) for each in group if each.error is not None and each.energy is not None]
         energy = sum(pair[1] for pair in known)
-        lost = sum(pair[0] for pair in known) / energy if energy and _all_known(group) else None
+        lost = sum(pair[0] for pair in known) / energy if energy and _knows_errors(group) else None
         nbytes, entries = sum(each.nbytes for each in group), sum(each.entries for each in group)
         codes = dict(Counter(each.code for each in group).most_common())
         found.append(LayerReport(layer, codes, nbytes, 8 * nbytes / max(1, entries), lost))
@@ -120,12 +120,12 @@ def layer_of(tensor: str) -> str:
     return ".".join(parts[: numbers[-1] + 1] if numbers else parts[:-1]) or tensor
 
 
-def _all_known(group: list[TensorReport]) -> bool:
+def _knows_errors(group: list[TensorReport]) -> bool:
     """Return whether the error of all changes is known; new tensors are not changes and have no energy."""
     return all(each.error is not None for each in group)
 
 
-def _code(file: ExpertFile, tensor: str) -> str:
+def _name_code(file: ExpertFile, tensor: str) -> str:
     if tensor in file.heads:
         name = _NAMES.get(file.heads[tensor].number, "unknown")
         return f"residual {name}" if file.is_residual(tensor) else name

@@ -144,7 +144,7 @@ def capture(module: nn.Module, inputs: Inputs, layers: Sequence[str], pooling: P
                     f"{layer!r} sees {x.shape[0]} samples, but the batch has {size}; routing needs samples along "
                     "the first axis"
                 )
-            seen[layer], count = _pooled_input(known[layer], x, pooling, inputs.mask)
+            seen[layer], count = _pool_input(known[layer], x, pooling, inputs.mask)
             rows = max(rows, count)
             if len(seen) == len(layers):
                 raise _Reached
@@ -181,7 +181,7 @@ def _check_axes(name: str, layer: Layer, x: Tensor) -> None:
         )
 
 
-def _pooled_input(layer: Layer, x: Tensor, pooling: Pooling, mask: Tensor | None) -> tuple[Tensor, int]:
+def _pool_input(layer: Layer, x: Tensor, pooling: Pooling, mask: Tensor | None) -> tuple[Tensor, int]:
     """Return the pooled input (samples × width), and the number of rows or patches of all samples."""
     if isinstance(layer, nn.Linear):
         return pool(x, pooling, mask).float(), x.shape[:-1].numel()

@@ -90,7 +90,7 @@ def labelled(batch: Any, what: str = "data") -> Batch:
         inputs, targets = batch
         narrow = targets.dtype != torch.bool and not (targets.is_floating_point() or targets.is_complex())
         return inputs, targets.long() if narrow else targets
-    raise InputError(f"{what}: expected labelled batches (inputs, targets), got {_described(batch)}")
+    raise InputError(f"{what}: expected labelled batches (inputs, targets), got {_describe(batch)}")
 
 
 def several(batches: Any, what: str = "data") -> Iterable[Any]:
@@ -101,7 +101,7 @@ def several(batches: Any, what: str = "data") -> Iterable[Any]:
         what: The name of the data in messages.
     """
     if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
-        raise InputError(f"{what}: expected a list of batches or a data loader, got {_described(batches)}")
+        raise InputError(f"{what}: expected a list of batches or a data loader, got {_describe(batches)}")
     return batches
 
 
@@ -111,7 +111,7 @@ def reusable(batches: Any, what: str = "data") -> Iterable[Any]:
     return list(found) if isinstance(found, Iterator) else found
 
 
-def _described(value: object) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
     return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
@@ -147,7 +147,7 @@ def explained(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
         check_arguments(module, args, kwargs)
         raise
     except (RuntimeError, ValueError, IndexError) as error:
-        given = [_described(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        given = [_describe(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         raise InputError(
             f"{type(module).__name__} does not accept {' and '.join(given) or 'these inputs'}: {first_line(error)}"
         ) from error

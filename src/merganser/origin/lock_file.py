@@ -143,7 +143,7 @@ def parse_lock(data: Mapping[str, Any], where: str) -> LockFile:
         str(fingerprint),
         versions or {},
         recipe,
-        tuple(_ancestor(each, expect) for each in models or ()),
+        tuple(_read_ancestor(each, expect) for each in models or ()),
         {name: each["tensors"] for name, each in (sources or {}).items()},
         headers or {},
         outputs or {},
@@ -151,7 +151,7 @@ def parse_lock(data: Mapping[str, Any], where: str) -> LockFile:
     )
 
 
-def _ancestor(data: Any, expect: Any) -> Ancestor:
+def _read_ancestor(data: Any, expect: Any) -> Ancestor:
     expect(isinstance(data, dict) and isinstance(data.get("label"), str), "a model has no label")
     expect(data.get("kind") in _KINDS, f"the model {data['label'][:80]!r} is of no known kind")
     found: dict[str, Any] = {key: data.get(key) for key in ("licence", "repository", "revision", "lock")}
@@ -162,4 +162,4 @@ def _ancestor(data: Any, expect: Any) -> Ancestor:
         found[key] = tuple(listed)
     made = data.get("made_of", [])
     expect(isinstance(made, list), "made_of is not a list")
-    return Ancestor(data["label"], data["kind"], tuple(_ancestor(each, expect) for each in made), **found)
+    return Ancestor(data["label"], data["kind"], tuple(_read_ancestor(each, expect) for each in made), **found)

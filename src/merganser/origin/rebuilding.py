@@ -84,7 +84,7 @@ def rebuild(
         else:
             outputs.append(made[name])
     if not problems:
-        problems += _changed_headers(merge.plan, place, files, lock.fingerprint)
+        problems += _compare_headers(merge.plan, place, files, lock.fingerprint)
     if sample is not None and sample < len(outputs):
         # Unpredictable, so that a forger cannot prepare for it.
         outputs = random.SystemRandom().sample(outputs, max(1, sample))
@@ -93,7 +93,7 @@ def rebuild(
     settings = Arithmetic(allow_nan=True, digest=lock.digest)
     execute(merge, sink, workers=workers, memory=memory, settings=settings, on_progress=on_progress)
     problems += [f"{name!r} differs in {count:,} bytes" for name, count in sorted(sink.different.items())]
-    problems += _changed_sources(merge, lock, sink.read)
+    problems += _compare_sources(merge, lock, sink.read)
     return Verification(len(outputs), sum(output.spec.nbytes for output in outputs), tuple(problems))
 
 
@@ -142,7 +142,7 @@ def _prepare(lock: LockFile, root: Path | None, moved: Mapping[str, str]) -> Mer
     return Merge(replace(merge.plan, models=models), merge.sources)
 
 
-def _changed_headers(plan: Plan, place: Path, files: Mapping[str, WeightFile], fingerprint: str) -> list[str]:
+def _compare_headers(plan: Plan, place: Path, files: Mapping[str, WeightFile], fingerprint: str) -> list[str]:
     if place.suffix in SINGLE:
         plan = replace(plan, sidecars=replace(plan.sidecars, single=True, fingerprint=fingerprint))
         headers = dict.fromkeys(files, lay_out(plan)[0].header)
@@ -179,7 +179,7 @@ def _relocate(recipe: object, moved: Mapping[str, str]) -> tuple[dict[str, objec
     return relocated, names
 
 
-def _changed_sources(merge: Merge, lock: LockFile, read: Digests) -> list[str]:
+def _compare_sources(merge: Merge, lock: LockFile, read: Digests) -> list[str]:
     ancestry = Ancestry(read)
     for model, source in zip(merge.plan.models, merge.sources, strict=True):
         ancestry.describe(model, source)

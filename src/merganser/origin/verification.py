@@ -62,7 +62,7 @@ def verify(
         6
     """
     place, lock = Path(directory), read_lock(directory)
-    problems = [*_other_files(place, lock)]
+    problems = [*_find_other_files(place, lock)]
     opened: dict[str, WeightFile] = {}
     for name, tensors in lock.outputs.items():
         path = find_output(place, name)
@@ -80,7 +80,7 @@ def verify(
     jobs = [
         (file, tensor, expected)
         for file, reader in opened.items()
-        for tensor, expected in _stored(reader, file, lock.outputs[file])
+        for tensor, expected in _list_stored(reader, file, lock.outputs[file])
     ]
     total = sum(len(opened[file].read_bytes(tensor)) for file, tensor, _ in jobs)
     done = 0
@@ -90,9 +90,8 @@ def verify(
             done += len(opened[file].read_bytes(tensor))
             on_progress(done, total, tensor)
             if found != expected:
-                problems.append(
-                    f"{file}: {tensor!r} has changed: {lock.digest} {_short(found)}, not {_short(expected)}"
-                )
+                changed = f"{_shorten_digest(found)}, not {_shorten_digest(expected)}"
+                problems.append(f"{file}: {tensor!r} has changed: {lock.digest} {changed}")
     unknown = sorted(_unknown(place, lock))
     problems += [f"{name} holds weights, and the lock file does not know it" for name in unknown if _is_weights(name)]
     notes = tuple(f"{name} is not in the lock file" for name in unknown if not _is_weights(name))
@@ -108,7 +107,7 @@ def find_output(place: Path, name: str) -> Path:
     return place if place.suffix in SINGLE else confine(place, name, f"{lock_path(place)}: outputs")
 
 
-def _other_files(place: Path, lock: LockFile) -> Iterator[str]:
+def _find_other_files(place: Path, lock: LockFile) -> Iterator[str]:
     for name, expected in lock.files.items():
         path = confine(place, name, f"{place / LOCK_FILE}: files")
         try:
@@ -117,10 +116,10 @@ def _other_files(place: Path, lock: LockFile) -> Iterator[str]:
             yield f"{name} is missing"
             continue
         if found != expected:
-            yield f"{name} has changed: sha256 {_short(found)}, not {_short(expected)}"
+            yield f"{name} has changed: sha256 {_shorten_digest(found)}, not {_shorten_digest(expected)}"
 
 
-def _stored(reader: WeightFile, file: str, tensors: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _list_stored(reader: WeightFile, file: str, tensors: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the tensors that a file contains, by their names there; the lock file prefixes those of a folder."""
     there = set(reader.names())
     for name, expected in tensors.items():
@@ -149,5 +148,5 @@ def _is_weights(name: str) -> bool:
     return name.endswith((*SINGLE, *TORCH_SUFFIXES))
 
 
-def _short(digest: str) -> str:
+def _shorten_digest(digest: str) -> str:
     return f"{digest[:12]}…"

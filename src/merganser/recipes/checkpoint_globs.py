@@ -37,7 +37,7 @@ def expand(models: list[Any], root: Path | None, where: str) -> list[Any]:
         if not isinstance(path, str) or not glob.has_magic(path) or exists(path):
             found.append(entry)
             continue
-        matches = _matches(path, root)
+        matches = _find_matches(path, root)
         if not matches:
             raise RecipeError(f"{where}[{index}]: no checkpoint matches {path!r}{describe_places(path, root)}")
         if not isinstance(entry, Mapping):
@@ -46,7 +46,7 @@ def expand(models: list[Any], root: Path | None, where: str) -> list[Any]:
         settings = {key: value for key, value in entry.items() if key != WINDOW}
         _refuse_lists(settings, len(matches), f"{where}[{index}]")
         if WINDOW in entry:
-            matches = _within(matches, entry[WINDOW], f"{where}[{index}].{WINDOW}")
+            matches = _apply_window(matches, entry[WINDOW], f"{where}[{index}].{WINDOW}")
         found += [{**settings, "path": match} for match in matches]
     return found
 
@@ -63,7 +63,7 @@ def _refuse_lists(settings: Mapping[str, Any], matches: int, where: str) -> None
             )
 
 
-def _within(matches: list[str], window: Any, where: str) -> list[str]:
+def _apply_window(matches: list[str], window: Any, where: str) -> list[str]:
     if isinstance(window, bool) or not isinstance(window, (int, float)) or not window >= 0:
         raise RecipeError(f"{where}: expected a number of steps, got {window!r}")
     steps = {}
@@ -75,7 +75,7 @@ def _within(matches: list[str], window: Any, where: str) -> list[str]:
     return [match for match, step in steps.items() if step >= max(steps.values()) - window]
 
 
-def _matches(pattern: str, root: Path | None) -> list[str]:
+def _find_matches(pattern: str, root: Path | None) -> list[str]:
     wanted = os.path.expanduser(pattern)
     for directory in (root, None) if root is not None else (None,):
         names = glob.glob(wanted, root_dir=directory)

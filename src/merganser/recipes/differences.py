@@ -44,7 +44,7 @@ def note_differences(table: SourceTable, stacked: bool) -> list[str]:
         label = table.models[i].label
         if other := describe_architectures(table, i):
             found.append(f"{other}; the output uses the config of {have}")
-        pairs = [pair for pair in _differing(config, table.config(i)) if not (stacked and _is_of_layers(pair))]
+        pairs = [pair for pair in _find_differing(config, table.config(i)) if not (stacked and _is_of_layers(pair))]
         if pairs:
             shown = [f"{key} {_shorten(theirs)} ({_shorten(ours)} in {have})" for key, ours, theirs in pairs]
             found.append(
@@ -65,7 +65,7 @@ def describe_architectures(table: SourceTable, model: int) -> str | None:
 def describe_sizes(table: SourceTable, model: int) -> list[str]:
     """Return the sizes that differ: `hidden_size is 32 in b and 64 in a`."""
     have, label = table.models[0].label, table.models[model].label
-    pairs = _differing(table.config(0), table.config(model), _SIZES)
+    pairs = _find_differing(table.config(0), table.config(model), _SIZES)
     whole = [(key, ours, theirs) for key, ours, theirs in pairs if type(ours) is int]
     return [f"{key} is {theirs} in {label} and {ours} in {have}" for key, ours, theirs in whole[:_SHOWN]]
 
@@ -78,11 +78,11 @@ def _shorten(value: Any) -> str:
     return shorten(str(value), _LONGEST, "start")
 
 
-def _differing(
+def _find_differing(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], only: re.Pattern[str] | None = None
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield the settings that both configs have with different values; `only` restricts them by name."""
-    first, second = dict(_flat(ours)), dict(_flat(theirs))
+    first, second = dict(_flatten(ours)), dict(_flatten(theirs))
     for key, value in first.items():
         last = key.rpartition(".")[2]
         wanted = only.search(last) if only is not None else not _HARMLESS.search(last)
@@ -90,23 +90,23 @@ def _differing(
             yield key, value, second[key]
 
 
-def _flat(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the single values of a config and of its nested configs."""
     if "rope_scaling" in config or "rope_parameters" in config:
         yield f"{path}rope_type", "default"  # unless it is named
     for key, value in config.items():
         if isinstance(value, dict) and key.startswith("rope_"):
-            yield from _rotary(value, path)
+            yield from _flatten_rotary(value, path)
         elif isinstance(value, dict) and (key.endswith("config") or "model_type" in value):
-            yield from _flat(value, f"{path}{key}.")
+            yield from _flatten(value, f"{path}{key}.")
         elif not isinstance(value, dict):
             yield f"{path}{key}", value
 
 
-def _rotary(settings: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+def _flatten_rotary(settings: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
     """Yield rotary settings by their own names, wherever a version of the library puts them."""
     for key, value in settings.items():
         if isinstance(value, dict):  # those of one kind of layers
-            yield from _rotary(value, f"{path}{key}.")
+            yield from _flatten_rotary(value, f"{path}{key}.")
         elif not isinstance(value, list):
             yield f"{path}{'rope_type' if key == 'type' else key}", value

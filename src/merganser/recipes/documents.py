@@ -79,7 +79,7 @@ def _bound(document: yaml.Node) -> None:
     def measure(node: yaml.Node) -> tuple[int, int]:
         if node not in found:
             found[node] = None
-            inner = [measure(each) for each in _inside(node)]
+            inner = [measure(each) for each in _list_children(node)]
             values, depth = 1 + sum(v for v, _ in inner), 1 + max((d for _, d in inner), default=0)
             if depth > _DEEPEST:
                 raise _too_deep(node.start_mark.line)
@@ -99,7 +99,7 @@ def _bound(document: yaml.Node) -> None:
         )
 
 
-def _inside(node: yaml.Node) -> Iterator[yaml.Node]:
+def _list_children(node: yaml.Node) -> Iterator[yaml.Node]:
     """Yield the direct children of a node."""
     if isinstance(node, yaml.MappingNode):
         for pair in node.value:
@@ -108,7 +108,7 @@ def _inside(node: yaml.Node) -> Iterator[yaml.Node]:
         yield from node.value
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: dict[Any, int] = {}
     for key_node, _ in node.value:
         if key_node.tag == "tag:yaml.org,2002:merge":
@@ -128,7 +128,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*[eE][-+]?\d+$"), list("-+0123456789")
 )
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_mapping)
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_timestamp)
 

@@ -28,23 +28,25 @@ class NameDifferences:
     def explain(self, model: int) -> list[str]:
         """Return the lines for one model."""
         missing, surplus = list(self._missing.get(model, ())), list(self._surplus.get(model, ()))
-        if alone := self._factors(model) or self._prefix(model):
+        if alone := self._explain_factors(model) or self._explain_prefix(model):
             return [alone]
         lines = []
-        for stack, other in self._depths(model):
-            lines.append(self._depth(model, stack, other))
+        for stack, other in self._find_unequal_depths(model):
+            lines.append(self._explain_depth(model, stack, other))
             missing = [name for name in missing if not self._is_in(0, name, stack, set(other.numbers))]
             surplus = [name for name in surplus if not self._is_in(model, name, other, set(stack.numbers))]
         have, label = self._table.models[0].label, self._table.models[model].label
-        lines += [f"{each} of {have} {is_} missing from {label}" for each, is_, _ in self._grouped(missing, 0, model)]
+        lines += [
+            f"{each} of {have} {is_} missing from {label}" for each, is_, _ in self._group_names(missing, 0, model)
+        ]
         tied = self._table.checkpoints[0].aliases()
-        for each, is_, glob in self._grouped(surplus, model):
+        for each, is_, glob in self._group_names(surplus, model):
             why = f"ties to {tied[glob]!r}" if glob in tied else "does not have"
             it = "it" if is_ == "is" else "them"
             lines.append(f"{label} has {each}, which {have} {why}; to leave {it} out: {self._key}: [{glob!r}]")
         return lines
 
-    def _factors(self, model: int) -> str | None:
+    def _explain_factors(self, model: int) -> str | None:
         label = self._table.models[model].label
         if not any(".lora_A." in name or ".lora_B." in name for name in self._table.checkpoints[model].names()):
             return None
@@ -53,7 +55,7 @@ class NameDifferences:
             "adapter_config.json, or write base+adapter"
         )
 
-    def _prefix(self, model: int) -> str | None:
+    def _explain_prefix(self, model: int) -> str | None:
         checkpoints = self._table.checkpoints
         first, other = ({*c.names(), *c.aliases()} for c in (checkpoints[0], checkpoints[model]))
         found = find_prefix(first, other)
@@ -70,7 +72,7 @@ class NameDifferences:
             change = f"write `map: {{{old!r}: {new!r}}}` beside {label}"
         return f"{label} calls {given!r} what {have} calls {expected!r}, and so on; {change}"
 
-    def _depths(self, model: int) -> Iterator[tuple[Stack, Stack]]:
+    def _find_unequal_depths(self, model: int) -> Iterator[tuple[Stack, Stack]]:
         """Yield the stacks whose depth in a model differs from the template's."""
         ours = {stack.title: stack for stack in self._table.layout(0).stacks}
         for other in self._table.layout(model).stacks:
@@ -78,22 +80,22 @@ class NameDifferences:
             unfit = {*self._missing.get(model, ()), *self._surplus.get(model, ())}
             if stack is not None and stack.numbers != other.numbers:
                 absent = {*stack.numbers} ^ {*other.numbers}
-                if any(self._number(0, n) in absent or self._number(model, n) in absent for n in unfit):
+                if any(self._find_number(0, n) in absent or self._find_number(model, n) in absent for n in unfit):
                     yield stack, other
 
-    def _depth(self, model: int, stack: Stack, other: Stack) -> str:
+    def _explain_depth(self, model: int, stack: Stack, other: Stack) -> str:
         have, label = self._table.models[0].label, self._table.models[model].label
         lacking, extra = ({*a.numbers} - {*b.numbers} for a, b in ((stack, other), (other, stack)))
         layers = "1 layer" if other.layers == 1 else f"{other.layers} layers"
         counts = f"it has {layers} under {other.title!r}, {have} {stack.layers}"
         if not extra:
-            return f"{_layers(lacking)} of {have} {_are(lacking)} missing from {label}: {counts}"
+            return f"{_format_layers(lacking)} of {have} {_are(lacking)} missing from {label}: {counts}"
         advice = (
             f"take its layers 0 to {stack.layers - 1} with slices" if not lacking else "merge models of equal depth"
         )
-        return f"{_layers(extra)} of {label} {_are(extra)} missing from {have}: {counts}; {advice}"
+        return f"{_format_layers(extra)} of {label} {_are(extra)} missing from {have}: {counts}; {advice}"
 
-    def _number(self, model: int, name: str) -> int | None:
+    def _find_number(self, model: int, name: str) -> int | None:
         place = self._table.layout(model).places.get(name)
         return place.number if place is not None else None
 
@@ -102,18 +104,18 @@ class NameDifferences:
         place = self._table.layout(model).places.get(name)
         return place is not None and place.stack.title == stack.title and place.number not in others
 
-    def _grouped(self, names: Iterable[str], *models: int) -> Iterator[tuple[str, str, str]]:
+    def _group_names(self, names: Iterable[str], *models: int) -> Iterator[tuple[str, str, str]]:
         """Yield names that differ only in their layer number as one: the shown form, its verb and a glob."""
         groups: dict[str, list[str]] = {}
         for name in names:
-            groups.setdefault(self._pattern(name, models), []).append(name)
+            groups.setdefault(self._find_pattern(name, models), []).append(name)
         for pattern, group in groups.items():
             if len(group) == 1:
                 yield repr(group[0]), "is", group[0]
             else:
                 yield f"{pattern!r} ({len(group)} tensors)", "are", pattern
 
-    def _pattern(self, name: str, models: Iterable[int]) -> str:
+    def _find_pattern(self, name: str, models: Iterable[int]) -> str:
         place = next((p for m in models if (p := self._table.layout(m).places.get(name))), None)
         if place is None:
             return name
@@ -137,7 +139,7 @@ def find_reasons(table: SourceTable, model: int) -> list[str]:
     return [*([other] if other else []), *differences.describe_sizes(table, model)]
 
 
-def _layers(numbers: Iterable[int]) -> str:
+def _format_layers(numbers: Iterable[int]) -> str:
     """Return `layers 24 to 31`."""
     found = sorted(numbers)
     if len(found) == 1:

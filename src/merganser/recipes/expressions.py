@@ -41,7 +41,7 @@ def expand(data: Mapping[str, Any], source: str) -> tuple[dict[str, Any], tuple[
     else:
         with problems.collect():
             weights = read_coefficients(data["expression"], models)
-            document = _document(weights, models)
+            document = _build_document(weights, models)
     problems.finish(source)
     total = math.fsum(weights.values())
     notes = []
@@ -76,8 +76,8 @@ def read_coefficients(expression: Any, models: Mapping[str, Any]) -> WeightedSum
     return found
 
 
-def _document(weights: WeightedSum, models: Mapping[str, Any]) -> dict[str, Any]:
-    entries = [_entry(models[name], weight) for name, weight in weights.items() if name != BASE and weight != 0]
+def _build_document(weights: WeightedSum, models: Mapping[str, Any]) -> dict[str, Any]:
+    entries = [_build_entry(models[name], weight) for name, weight in weights.items() if name != BASE and weight != 0]
     if BASE not in models:
         if not entries:
             raise RecipeError("expression: everything cancels")
@@ -92,7 +92,7 @@ def _document(weights: WeightedSum, models: Mapping[str, Any]) -> dict[str, Any]
     return {"method": "task_arithmetic", "base": models[BASE], "models": entries}
 
 
-def _entry(model: Any, weight: float) -> dict[str, Any]:
+def _build_entry(model: Any, weight: float) -> dict[str, Any]:
     if isinstance(model, str):
         return {"path": model, "weight": weight}
     if not isinstance(model, dict):
@@ -115,7 +115,7 @@ class _Fold(ast.NodeVisitor):
     def visit_Constant(self, node: ast.Constant) -> WeightedSum:
         if isinstance(node.value, bool) or not isinstance(node.value, (int, float)):
             raise RecipeError(f"expression: {node.value!r} is neither a model nor a number")
-        return {_NUMBER: _finite(node.value)}
+        return {_NUMBER: _require_finite(node.value)}
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> WeightedSum:
         inner: WeightedSum = self.visit(node.operand)
@@ -134,17 +134,17 @@ class _Fold(ast.NodeVisitor):
                 raise RecipeError(f"expression: a number and a model cannot be added: {ast.unparse(node)}")
             sign = -1.0 if isinstance(node.op, ast.Sub) else 1.0
             names = dict.fromkeys([*left, *right])
-            return {name: _finite(left.get(name, 0.0) + sign * right.get(name, 0.0)) for name in names}
+            return {name: _require_finite(left.get(name, 0.0) + sign * right.get(name, 0.0)) for name in names}
         if isinstance(node.op, ast.Mult):
             if _NUMBER not in left and _NUMBER not in right:
                 raise RecipeError(f"expression: models can be added, not multiplied: {ast.unparse(node)}")
             models, factor = (right, left[_NUMBER]) if _NUMBER in left else (left, right[_NUMBER])
-            return {name: _finite(value * factor) for name, value in models.items()}
+            return {name: _require_finite(value * factor) for name, value in models.items()}
         if _NUMBER not in right:
             raise RecipeError(f"expression: cannot divide by a model: {ast.unparse(node)}")
         if right[_NUMBER] == 0:
             raise RecipeError(f"expression: division by zero: {ast.unparse(node)}")
-        return {name: _finite(value / right[_NUMBER]) for name, value in left.items()}
+        return {name: _require_finite(value / right[_NUMBER]) for name, value in left.items()}
 
     def generic_visit(self, node: ast.AST) -> WeightedSum:
         raise RecipeError(
@@ -152,7 +152,7 @@ class _Fold(ast.NodeVisitor):
         )
 
 
-def _finite(value: float) -> float:
+def _require_finite(value: float) -> float:
     try:
         number = float(value)
     except OverflowError:

@@ -35,46 +35,46 @@ def recipe_schema() -> dict[str, Any]:
         >>> "method" in schema["properties"]
         True
     """
-    declared = _parameters()
-    known = {name: _parameter(name, found) for name, found in sorted(declared.items())}
+    declared = _collect_parameters()
+    known = {name: _describe_parameter(name, found) for name, found in sorted(declared.items())}
     per_model = {name: known[name] for name, found in declared.items() if any(p.per_model for p in found)}
     statistics = sorted({kind for method in registry().values() for kind in method.statistics})
-    method = {"method": {"enum": _methods()}}
+    method = {"method": {"enum": _list_methods()}}
     # Of an expression, the models are a mapping from names.
     models = {"anyOf": [keys.RECIPE["models"].schema, keys.EXPRESSION["models"].schema]}
     computed = {**method, "models": models, "statistics": _record(dict.fromkeys(statistics, TEXTS))}
     recipe = {
-        **_section({**keys.RECIPE, "expression": keys.EXPRESSION["expression"]}, computed),
+        **_describe_section({**keys.RECIPE, "expression": keys.EXPRESSION["expression"]}, computed),
         "patternProperties": {"^x-": {}},
         "anyOf": [{"required": ["method"]}, {"required": ["expression"]}],
         "allOf": [{"$ref": "#/$defs/methods"}],
     }
     side = {**TEXT, "description": "Path of this model's statistics, for methods that need them."}
-    entry = _section(keys.ENTRY, {}, {**dict.fromkeys(statistics, side), **per_model})
+    entry = _describe_section(keys.ENTRY, {}, {**dict.fromkeys(statistics, side), **per_model})
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Merganser recipe",
         **recipe,
         "$defs": {
             "recipe": recipe,
-            "methods": {"allOf": [_condition(method) for method in registry().values()]},
-            **{name: _shape(value) for name, value in _SHAPES.items()},
+            "methods": {"allOf": [_describe_method(method) for method in registry().values()]},
+            **{name: _describe_shape(value) for name, value in _SHAPES.items()},
             "reference": {"anyOf": [TEXT, {"$ref": "#/$defs/entry"}, {"$ref": "#/$defs/recipe"}]},
             "entry": {**entry, "oneOf": [{"required": ["path"]}, {"required": ["recipe"]}]},
-            "slice": {**_section(keys.SLICE), "required": ["models"]},
-            "module": _section(keys.MODULE),
+            "slice": {**_describe_section(keys.SLICE), "required": ["models"]},
+            "module": _describe_section(keys.MODULE),
             "parameters": _record(known),
-            "override": {**_section(keys.OVERRIDE, method, known), "required": ["match"]},
-            "output": _section(keys.OUTPUT),
-            "tokenizer": _section(keys.TOKENIZER),
-            "token": _section(keys.TOKEN),
-            "token_source": _section(keys.TOKEN_SOURCE),
-            "conventions": _section(keys.CONVENTIONS),
+            "override": {**_describe_section(keys.OVERRIDE, method, known), "required": ["match"]},
+            "output": _describe_section(keys.OUTPUT),
+            "tokenizer": _describe_section(keys.TOKENIZER),
+            "token": _describe_section(keys.TOKEN),
+            "token_source": _describe_section(keys.TOKEN_SOURCE),
+            "conventions": _describe_section(keys.CONVENTIONS),
         },
     }
 
 
-def _section(
+def _describe_section(
     section: Section, computed: Mapping[str, Any] | None = None, more: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the schema of a section; some values are `computed` from the registry, and so may be `more` keys."""
@@ -85,11 +85,11 @@ def _section(
     return _record(properties | {name: each for name, each in (more or {}).items() if name not in properties})
 
 
-def _methods() -> list[str]:
+def _list_methods() -> list[str]:
     return sorted({name for method in registry().values() for name in (method.name, *method.also)})
 
 
-def _parameters() -> dict[str, list[Parameter]]:
+def _collect_parameters() -> dict[str, list[Parameter]]:
     """Return the declarations of every parameter, by each of its names."""
     found: dict[str, list[Parameter]] = {}
     for method in registry().values():
@@ -99,10 +99,12 @@ def _parameters() -> dict[str, list[Parameter]]:
     return found
 
 
-def _condition(method: type[Method]) -> dict[str, Any]:
+def _describe_method(method: type[Method]) -> dict[str, Any]:
     """Return what holds for recipes of a method; its words are the annotations of the consequence."""
     row, found = describe(method), parameters(method)
-    own = {name: _parameter(name, [parameter]) | _limits(parameter) for name, parameter in found.items()}
+    own = {
+        name: _describe_parameter(name, [parameter]) | _describe_limits(parameter) for name, parameter in found.items()
+    }
     each = {name: own[name] for name, parameter in found.items() if parameter.per_model}
     used = {"none": "Only the template of the output.", "optional": "Optional.", "required": "Needed."}[method.base]
     consequence: dict[str, Any] = {
@@ -119,33 +121,33 @@ def _condition(method: type[Method]) -> dict[str, Any]:
     }
 
 
-def _limits(parameter: Parameter) -> dict[str, Any]:
+def _describe_limits(parameter: Parameter) -> dict[str, Any]:
     """Return the default and the bounds; JSON Schema applies bounds to numbers alone, not to gradients and globs."""
     found = {"default": parameter.default, "minimum": parameter.low, "maximum": parameter.high}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _parameter(name: str, found: list[Parameter]) -> dict[str, Any]:
+def _describe_parameter(name: str, found: list[Parameter]) -> dict[str, Any]:
     """Return the schema of a parameter, which is the same kind of value in every method or one of several."""
     shapes: list[dict[str, Any]] = []
     for parameter in found:
-        shape = {"$ref": f"#/$defs/{_kind(parameter)}"}
+        shape = {"$ref": f"#/$defs/{_name_kind(parameter)}"}
         if parameter.choices is not None:
-            shape = _shape({"enum": list(parameter.choices)})
+            shape = _describe_shape({"enum": list(parameter.choices)})
         if shape not in shapes:
             shapes.append(shape)
     help = "; ".join(dict.fromkeys(parameter.help for parameter in found))
     return {"description": help, **(shapes[0] if len(shapes) == 1 else {"anyOf": shapes})}
 
 
-def _shape(value: dict[str, Any]) -> dict[str, Any]:
+def _describe_shape(value: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a value, a gradient over depth, or a value for each glob."""
     gradient = {"type": "array", "items": value}
     glob = {"type": "object", "additionalProperties": {"anyOf": [value, gradient]}}
     return {"anyOf": [value, gradient, glob, {"type": "null"}]}
 
 
-def _kind(parameter: Parameter) -> str:
+def _name_kind(parameter: Parameter) -> str:
     return {bool: "flag", int: "whole", str: "word", tuple: "words"}.get(parameter.kind, "real")
 
 

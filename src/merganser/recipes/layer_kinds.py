@@ -44,19 +44,19 @@ class Kinds:
     def __init__(self, sections: Sequence[Mapping[str, Any]], depths: Sequence[int], keys: Sequence[str]) -> None:
         self._sections = sections
         self._depths = depths
-        self._keys = [key for key in keys if self._rule(key) is not None]
+        self._keys = [key for key in keys if self._find_rule(key) is not None]
 
     def of(self, origin: LayerOrigin) -> tuple[Any, ...]:
         """Return everything the configs say about one layer."""
-        return tuple(self._value(key, origin) for key in self._keys)
+        return tuple(self._read_value(key, origin) for key in self._keys)
 
     def edits(self, order: Sequence[LayerOrigin]) -> tuple[dict[str, Any], list[str]]:
         """Return the settings that describe the stacked layers, and the keys that cannot describe them."""
         found: dict[str, Any] = {}
         impossible = []
         for key in self._keys:
-            rule, given = self._rule(key), self._sections[0][key]
-            values = [self._value(key, origin) for origin in order]
+            rule, given = self._find_rule(key), self._sections[0][key]
+            values = [self._read_value(key, origin) for origin in order]
             if rule == "each":
                 found[key] = "".join(values) if isinstance(given, str) else values
             elif rule == "table":
@@ -71,14 +71,14 @@ class Kinds:
             elif rule == "step":
                 found |= {_STEP: 1, _ONLY: [k for k, sparse in enumerate(values) if not sparse]}
             elif rule == "range":
-                chosen = self._range(values)
+                chosen = self._describe_range(values)
                 found |= chosen or {}
                 impossible += [] if chosen is not None else [_START, _END, _INTERVAL]
-            elif values != [self._value(key, (0, k)) for k in range(len(order))]:
+            elif values != [self._read_value(key, (0, k)) for k in range(len(order))]:
                 impossible.append(key)
         return {key: value for key, value in found.items() if value != self._sections[0].get(key)}, impossible
 
-    def _range(self, values: Sequence[bool]) -> dict[str, int] | None:
+    def _describe_range(self, values: Sequence[bool]) -> dict[str, int] | None:
         """Return first and last sparse layer and their interval, if these describe which layers are sparse."""
         sparse = [k for k, value in enumerate(values) if value]
         first, last = (sparse[0], sparse[-1]) if sparse else (len(values), len(values))
@@ -87,8 +87,8 @@ class Kinds:
                 return {_START: first, _END: last, _INTERVAL: interval}
         return None
 
-    def _rule(self, key: str) -> str | None:
-        """Return how a key describes layers, one of the ways that `_value` reads, or None."""
+    def _find_rule(self, key: str) -> str | None:
+        """Return how a key describes layers, one of the ways that `_read_value` reads, or None."""
         value, depth = self._sections[0].get(key), self._depths[0]
         if key in (_START, _END, _INTERVAL) and type(self._sections[0].get(_START)) is int:
             return "range" if key == _START else None
@@ -104,22 +104,22 @@ class Kinds:
             return "each" if len(value) == depth and "pattern" in key else None
         if type(value) is not int:
             return None
-        if key in _FIRST or (key == "max_window_layers" and self._slides()):
+        if key in _FIRST or (key == "max_window_layers" and self._has_sliding_windows()):
             return "first"
-        return "period" if value > 1 and _PERIOD.search(key) and not self._spelt_out(key) else None
+        return "period" if value > 1 and _PERIOD.search(key) and not self._is_spelt_out(key) else None
 
-    def _slides(self) -> bool:
+    def _has_sliding_windows(self) -> bool:
         return bool(self._sections[0].get("use_sliding_window")) and "layer_types" not in self._sections[0]
 
-    def _spelt_out(self, key: str) -> bool:
+    def _is_spelt_out(self, key: str) -> bool:
         """Return whether a list gives for each layer what a period gives."""
         if isinstance(self._sections[0].get(_BY_DEFAULT.get(key, "")), list):
             return True
         return bool(re.search("attn|attention|window|global", key)) and "layer_types" in self._sections[0]
 
-    def _value(self, key: str, origin: LayerOrigin) -> Any:
+    def _read_value(self, key: str, origin: LayerOrigin) -> Any:
         model, layer = origin
-        section, rule = self._sections[model], self._rule(key)
+        section, rule = self._sections[model], self._find_rule(key)
         value = section.get(key, self._sections[0][key])
         if rule == "each":
             return value[layer] if layer < len(value) else None

@@ -34,7 +34,7 @@ def check_places(
     """
     before = [frozenset(n for n in names if counts(i, n)) for i, names in enumerate(each.before)]
     made = [frozenset(n for n in names if counts(k, n)) for k, names in enumerate(each.tensors)]
-    expected = _expected(each, kinds, before, made)
+    expected = _expect_tensors(each, kinds, before, made)
     wrong = [k for k, names in enumerate(made) if names != expected[k]]
     if not wrong:
         return
@@ -94,7 +94,7 @@ def check_shapes(
             )
 
 
-def _expected(
+def _expect_tensors(
     each: Restacked, kinds: Kinds, before: Sequence[TensorNames], made: Sequence[TensorNames]
 ) -> list[TensorNames]:
     """Return the tensors that each layer of the output must have."""
@@ -102,7 +102,7 @@ def _expected(
     for i, names in enumerate(before):
         by_kind.setdefault(repr(kinds.of((0, i))), set()).add(names)
     if any(len(found) > 1 for found in by_kind.values()):
-        return [_extended(before, k) for k in range(len(made))]
+        return [continue_periodically(before, k) for k in range(len(made))]
     found = []
     for origin, names in zip(each.order, made, strict=True):
         like = by_kind.get(repr(kinds.of(origin)))
@@ -111,7 +111,7 @@ def _expected(
     return found
 
 
-def _extended(before: Sequence[TensorNames], place: int) -> TensorNames:
+def continue_periodically(before: Sequence[TensorNames], place: int) -> TensorNames:
     """Return entry `place` of a sequence, continued periodically with the shortest beginning and period."""
     if place < len(before):
         return before[place]

@@ -46,7 +46,7 @@ def edit_layers(configs: Sequence[Config], restacked: Sequence[Restacked]) -> tu
         old, new = each.stack.layers, len(each.order)
         if each.unchanged:
             continue
-        found = _section(configs[0], each.stack)
+        found = _find_section(configs[0], each.stack)
         if found is None:
             notes.append(
                 f"config.json does not contain the number of layers, {old}, under {each.stack.title!r}; "
@@ -58,7 +58,7 @@ def edit_layers(configs: Sequence[Config], restacked: Sequence[Restacked]) -> tu
         edits = [*(([*path, key], section[key]) for key in section if given.get(key) != section[key]), *edits]
         changed, impossible = read_kinds(configs, each, path).edits(each.order)
         if impossible:
-            raise RecipeError(_refusal(each, section, impossible))
+            raise RecipeError(_explain_refusal(each, section, impossible))
         last = (changed.get("layer_types") or section.get("layer_types") or ["full_attention"])[-1]
         if last != "full_attention" and _FULL_LAST.search(str(section.get("model_type"))):
             raise RecipeError(
@@ -73,13 +73,13 @@ def edit_layers(configs: Sequence[Config], restacked: Sequence[Restacked]) -> tu
 def read_kinds(configs: Sequence[Config], each: Restacked, path: tuple[str, ...] | None = None) -> Kinds:
     """Return what the configs say about single layers of a stack; `path` leads to its section."""
     if path is None:
-        found = _section(configs[0], each.stack)
+        found = _find_section(configs[0], each.stack)
         path = found[0] if found is not None else ()
     own = [_dig(config, path) or config for config in configs]
-    return Kinds(own, each.depths, _of_stack(own[0], each.stack))
+    return Kinds(own, each.depths, _select_keys(own[0], each.stack))
 
 
-def _refusal(each: Restacked, section: Config, impossible: Sequence[str]) -> str:
+def _explain_refusal(each: Restacked, section: Config, impossible: Sequence[str]) -> str:
     settings = ", ".join(f"{key}: {section[key]}" for key in impossible)
     return (
         f"slices: the config gives the kind of each layer by its number ({settings}), which cannot describe the layers "
@@ -87,12 +87,12 @@ def _refusal(each: Restacked, section: Config, impossible: Sequence[str]) -> str
     )
 
 
-def _section(config: Config, stack: Stack) -> tuple[tuple[str, ...], Config, list[str]] | None:
+def _find_section(config: Config, stack: Stack) -> tuple[tuple[str, ...], Config, list[str]] | None:
     """Return where a config describes a stack: the path, the section, and the keys that count its layers, if any."""
     found = []
     for path, given in walk_sections(config):
-        section = _spelt_out(given)
-        own = _of_stack(section, stack)
+        section = _spell_out(given)
+        own = _select_keys(section, stack)
         keys = [k for k in own if type(section[k]) is int and section[k] == stack.layers and _is_count(k)]
         listed = any(_TYPES.search(k) and _length(section[k]) == stack.layers for k in own)
         if keys or listed:
@@ -112,13 +112,13 @@ def _dig(config: Config, path: Sequence[str]) -> Config:
     return config
 
 
-def _spelt_out(section: Config) -> Config:
+def _spell_out(section: Config) -> Config:
     """Write out the depth of T5's decoder, which defaults to the encoder's, before one of them changes."""
     unsaid = section.get("is_encoder_decoder") and section.get("num_decoder_layers") is None
     return {**section, "num_decoder_layers": section["num_layers"]} if unsaid and "num_layers" in section else section
 
 
-def _of_stack(section: Config, stack: Stack) -> list[str]:
+def _select_keys(section: Config, stack: Stack) -> list[str]:
     """Return the keys that do not belong to the other half of an encoder-decoder."""
     own = next((part for part in stack.prefix.split(".") if part in ("encoder", "decoder")), None)
     if own is None:

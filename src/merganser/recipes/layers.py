@@ -77,16 +77,16 @@ class Layout:
 
 def find_layout(names: Iterable[str]) -> Layout:
     """Find the stacks; linear in the number of names. Models that are merged mostly have the same names."""
-    return _layout(tuple(names))
+    return _find_stacks(tuple(names))
 
 
 @lru_cache(maxsize=4)
-def _layout(names: tuple[str, ...]) -> Layout:
+def _find_stacks(names: tuple[str, ...]) -> Layout:
     numbers: dict[tuple[str, str], set[int]] = {}
     counts: dict[tuple[str, str], int] = {}
     positions: dict[str, list[tuple[tuple[str, str], int, str]]] = {}
     for name in names:
-        found = positions[name] = list(_numbered(name))
+        found = positions[name] = list(_split_numbered(name))
         for key, number, _ in found:
             numbers.setdefault(key, set()).add(number)
             counts[key] = counts.get(key, 0) + 1
@@ -119,7 +119,7 @@ def chain_depths(names: Iterable[str]) -> dict[str, float]:
         if link is not None:
             chain, place = _LINKS[parts[link]]
             blocks = chains.setdefault((".".join(parts[:link]), chain), {})
-            blocks.setdefault((place, *_position(parts[link:])), []).append(name)
+            blocks.setdefault((place, *_find_position(parts[link:])), []).append(name)
     found: dict[str, float] = {}
     for blocks in chains.values():
         if len({position[0] for position in blocks}) < 2:
@@ -131,7 +131,7 @@ def chain_depths(names: Iterable[str]) -> dict[str, float]:
     return found
 
 
-def _position(parts: Sequence[str]) -> tuple[float, ...]:
+def _find_position(parts: Sequence[str]) -> tuple[float, ...]:
     """Return where in its run of blocks a tensor stands: the number of the block, and in a UNet the part of it."""
     if parts[0] in ("conv_in", "mid_block", "middle_block") or len(parts) < 2 or not parts[1].isdigit():
         return ()
@@ -141,7 +141,7 @@ def _position(parts: Sequence[str]) -> tuple[float, ...]:
     return int(parts[1]), (int(parts[3]) if parts[3].isdigit() else 0) if inner is None else inner
 
 
-def _numbered(name: str) -> Iterable[tuple[tuple[str, str], int, str]]:
+def _split_numbered(name: str) -> Iterable[tuple[tuple[str, str], int, str]]:
     parts = name.split(".")
     for i, part in enumerate(parts):
         digits = len(part) - len(part.rstrip("0123456789"))

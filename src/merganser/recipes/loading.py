@@ -66,7 +66,7 @@ def load(
     """
     if isinstance(source, Mapping):
         given = to_yaml_values(source)
-        return _document(given, given, "recipe", _Around(root, held=held))
+        return _read_document(given, given, "recipe", _Around(root, held=held))
     text = os.fspath(source)
     if text == "-":
         with reading("standard input", RecipeError, _HINT):
@@ -129,29 +129,29 @@ def _load(found: list[Any], written: Written, source: str, around: _Around) -> R
     if not found:
         raise RecipeError(f"{source}: the recipe is empty")
     if len(found) == 1:
-        return _document(found[0], written, source, around)
+        return _read_document(found[0], written, source, around)
     numbered = list(enumerate(found, 1))
-    names = _names(numbered, source)
+    names = _name_stages(numbered, source)
     # The merge without a name is the result; if all have one, the last is.
     final = next((position for position, _ in numbered if position not in names), len(found))
     result: Recipe | None = None
     stages: dict[str, Any] = {}
     read: dict[int, Recipe] = {}
     around = replace(around, stages=stages, read=read)
-    for position, document in _in_order(numbered, names, source):
-        recipe = _document(document, written, f"{source}, document {position}", around)
+    for position, document in _sort_stages(numbered, names, source):
+        recipe = _read_document(document, written, f"{source}, document {position}", around)
         read[id(document)] = recipe
         if position in names:
             stages[names[position]] = document
         if position == final:
             result = recipe
     assert result is not None
-    used = _needed(numbered, names, final)
+    used = _find_needed(numbered, names, final)
     unused = [f"stage {name!r} is not used" for position, name in names.items() if position not in used]
     return replace(result, notes=(*result.notes, *unused))
 
 
-def _names(numbered: list[tuple[int, Any]], source: str) -> dict[int, str]:
+def _name_stages(numbered: list[tuple[int, Any]], source: str) -> dict[int, str]:
     """Return the names of stages by the position of their document."""
     found: dict[int, str] = {}
     for position, document in numbered:
@@ -169,24 +169,24 @@ def _names(numbered: list[tuple[int, Any]], source: str) -> dict[int, str]:
     return found
 
 
-def _needed(numbered: list[tuple[int, Any]], names: Mapping[int, str], final: int) -> set[int]:
+def _find_needed(numbered: list[tuple[int, Any]], names: Mapping[int, str], final: int) -> set[int]:
     """Return the positions of the documents that the final one uses, including itself."""
     documents_at, places = dict(numbered), {name: position for position, name in names.items()}
     needed, waiting = {final}, [final]
     while waiting:
-        for name in _mentions(documents_at[waiting.pop()]) & places.keys():
+        for name in _collect_texts(documents_at[waiting.pop()]) & places.keys():
             if places[name] not in needed:
                 needed.add(places[name])
                 waiting.append(places[name])
     return needed
 
 
-def _in_order(waiting: list[tuple[int, Any]], names: Mapping[int, str], source: str) -> list[tuple[int, Any]]:
+def _sort_stages(waiting: list[tuple[int, Any]], names: Mapping[int, str], source: str) -> list[tuple[int, Any]]:
     """Return the stages in an order in which each comes before those that use it."""
     ordered: list[tuple[int, Any]] = []
     known, done = set(names.values()), set[str]()
     while waiting:
-        ready = [(p, d) for p, d in waiting if not ((_mentions(d) & known) - done)]
+        ready = [(p, d) for p, d in waiting if not ((_collect_texts(d) & known) - done)]
         if not ready:
             stuck = sorted(names.get(p, str(p)) for p, _ in waiting)
             raise RecipeError(f"{source}: the stages {', '.join(stuck)} depend on each other")
@@ -196,12 +196,12 @@ def _in_order(waiting: list[tuple[int, Any]], names: Mapping[int, str], source: 
     return ordered
 
 
-def _mentions(value: Any) -> set[str]:
+def _collect_texts(value: Any) -> set[str]:
     """Return every text in a document except its own name."""
     if isinstance(value, dict):
-        return {text for key, each in value.items() if key != "name" for text in _mentions(each)}
+        return {text for key, each in value.items() if key != "name" for text in _collect_texts(each)}
     if isinstance(value, list):
-        return {text for each in value for text in _mentions(each)}
+        return {text for each in value for text in _collect_texts(each)}
     return {value} if isinstance(value, str) else set()
 
 
@@ -226,7 +226,7 @@ def acting_parameters(document: Mapping[str, Any], called: str) -> set[str]:
     return {*(acting(called, method) if mergekit.speaks(document) else {**parameters(method), **aliases(method)})}
 
 
-def _document(data: Any, written: Written, source: str, around: _Around) -> Recipe:
+def _read_document(data: Any, written: Written, source: str, around: _Around) -> Recipe:
     """Return the recipe in a document."""
     if not isinstance(data, dict):
         raise RecipeError(f"{source}: a recipe is a mapping with a method and models, got {type(data).__name__}")
@@ -239,7 +239,7 @@ def _document(data: Any, written: Written, source: str, around: _Around) -> Reci
             return _load_file(beside if beside.exists() else Path(inner), around.parents)
         if not isinstance(inner, dict):
             raise RecipeError(f"{where}: expected a recipe or the path of one")
-        inside[id(inner)] = around.read.get(id(inner)) or _document(inner, inner, where, around)
+        inside[id(inner)] = around.read.get(id(inner)) or _read_document(inner, inner, where, around)
         return inside[id(inner)]
 
     try:

@@ -97,25 +97,25 @@ class _Translator:
         if remark := MORE_PRECISE.get(self.called):
             self.notes.append(f"{self.called}: {remark}")
         document["method"] = self.declared.methods[0].name if self.declared.methods else data.get("merge_method")
-        report_unknown_keys(self._without_strays(data), KEYS, "", self.problems)
+        report_unknown_keys(self._drop_strays(data), KEYS, "", self.problems)
         if data.get("base_model") is not None:
-            document["base"] = self._model(data["base_model"], "base", "base_model")
-        document |= self._networks(data, "", "")
+            document["base"] = self._translate_model(data["base_model"], "base", "base_model")
+        document |= self._translate_networks(data, "", "")
         if data.get("modules"):
-            document["modules"] = self._modules(data["modules"])
-        parameters = self._parameters(data.get("parameters"), "parameters", "parameters")
+            document["modules"] = self._translate_modules(data["modules"])
+        parameters = self._translate_parameters(data.get("parameters"), "parameters", "parameters")
         for name, value in mergekit_defaults(self.declared.methods[0]).items() if self.declared.methods else ():
             given = parameters.setdefault(name, value)
             if isinstance(given, dict):
                 given.setdefault("*", value)
         if parameters:
             document["parameters"] = parameters
-        document["output"] = self._output(data)
-        if conventions := self._conventions(document):
+        document["output"] = self._translate_output(data)
+        if conventions := self._choose_conventions(document):
             document["conventions"] = conventions
         return self.made
 
-    def _conventions(self, document: Mapping[str, Any]) -> dict[str, Any]:
+    def _choose_conventions(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Return mergekit's conventions, as far as they make a difference for this document."""
         conventions: dict[str, Any] = {}
         based = any("base" in each for each in document.get("slices", ()) if each is not REPORTED)
@@ -129,23 +129,23 @@ class _Translator:
             conventions["required"] = list(needed)
         return conventions
 
-    def _without_strays(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def _drop_strays(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return the document without the keys that mergekit ignores at the top but knows elsewhere; note them."""
         kept = {}
         for key, value in data.items():
             reason = _ELSEWHERE.get(str(key))
             if reason is None and self.declared.find(str(key)) is not None:
                 reason = "it belongs under parameters"
-            reason = reason or self._without_effect(str(key))
+            reason = reason or self._explain_no_effect(str(key))
             if key in KEYS or reason is None:
                 kept[key] = value
             else:
                 self.notes.append(f"{key} has no effect at the top of a recipe: {reason}")
         return kept
 
-    def _networks(self, data: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:
+    def _translate_networks(self, data: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for key, translate in (("models", self._entry), ("slices", self._slice)):
+        for key, translate in (("models", self._translate_entry), ("slices", self._translate_slice)):
             if not data.get(key):
                 continue
             here, there = f"{where}{key}", f"{place}{key}"
@@ -155,20 +155,20 @@ class _Translator:
                 found[key] = [translate(raw, f"{here}[{i}]", f"{there}[{i}]") for i, raw in each]
         return found
 
-    def _modules(self, raw: Any) -> Any:
+    def _translate_modules(self, raw: Any) -> Any:
         with self.problems.collect():
             found: dict[str, Any] = {}
             for name, module in expect(raw, dict, "modules").items():
                 place = f"modules.{name}"
                 expect(module, dict, place)
                 report_unknown_keys(module, ("models", "slices", "parameters"), place, self.problems)
-                found[str(name)] = self._networks(module, f"{place}.", f"{place}.")
-                if parameters := self._parameters(module.get("parameters"), *[f"{place}.parameters"] * 2):
+                found[str(name)] = self._translate_networks(module, f"{place}.", f"{place}.")
+                if parameters := self._translate_parameters(module.get("parameters"), *[f"{place}.parameters"] * 2):
                     found[str(name)]["parameters"] = parameters
             return found
         return REPORTED
 
-    def _slice(self, raw: Any, where: str, place: str) -> Any:
+    def _translate_slice(self, raw: Any, where: str, place: str) -> Any:
         with self.problems.collect():
             expect(raw, dict, place)
             report_unknown_keys(raw, ("sources", "base_model", "residual_weight", "parameters"), place, self.problems)
@@ -176,21 +176,23 @@ class _Translator:
                 self.notes.append(f"{place}.residual_weight has no effect (nor in mergekit)")
             found: dict[str, Any] = {}
             if raw.get("base_model") is not None:
-                found["base"] = self._model(raw["base_model"], f"{where}.base", f"{place}.base_model")
-            if parameters := self._parameters(raw.get("parameters"), f"{where}.parameters", f"{place}.parameters"):
+                found["base"] = self._translate_model(raw["base_model"], f"{where}.base", f"{place}.base_model")
+            if parameters := self._translate_parameters(
+                raw.get("parameters"), f"{where}.parameters", f"{place}.parameters"
+            ):
                 found["parameters"] = parameters
             sources = expect(raw.get("sources"), list, f"{place}.sources")
             if not sources:
                 raise RecipeError(f"{place}.sources: expected at least one model")
             each = enumerate(sources)
             found["models"] = [
-                self._source(source, f"{where}.models[{i}]", f"{place}.sources[{i}]") for i, source in each
+                self._translate_source(source, f"{where}.models[{i}]", f"{place}.sources[{i}]") for i, source in each
             ]
             return found
         return REPORTED
 
-    def _source(self, raw: Any, where: str, place: str) -> Any:
-        entry = self._entry(raw, where, place, ("model", "layer_range", "parameters"))
+    def _translate_source(self, raw: Any, where: str, place: str) -> Any:
+        entry = self._translate_entry(raw, where, place, ("model", "layer_range", "parameters"))
         self.places[f"{where}.layers"] = f"{place}.layer_range"
         with self.problems.collect():
             if isinstance(raw, dict) and raw.get("layer_range") is None:
@@ -200,12 +202,14 @@ class _Translator:
             return entry
         return REPORTED
 
-    def _entry(self, raw: Any, where: str, place: str, keys: tuple[str, ...] = ("model", "map", "parameters")) -> Any:
+    def _translate_entry(
+        self, raw: Any, where: str, place: str, keys: tuple[str, ...] = ("model", "map", "parameters")
+    ) -> Any:
         if not isinstance(raw, dict):
             self.problems.add(place, f"expected a mapping with the key model, got {kind_of(raw)}")
             return REPORTED
         report_unknown_keys(raw, keys, place, self.problems)
-        parameters = self._parameters(raw.get("parameters"), f"{where}.parameters", f"{place}.parameters")
+        parameters = self._translate_parameters(raw.get("parameters"), f"{where}.parameters", f"{place}.parameters")
         for name in list(parameters):
             if not any(p.per_model for p in self.declared.known[name]):
                 self.notes.append(f"{place}.parameters.{name} has no effect: it is one value for the whole merge")
@@ -213,7 +217,7 @@ class _Translator:
         if "model" not in raw:
             self.problems.add(place, "names no model")
             return REPORTED
-        model = self._model(raw["model"], where, f"{place}.model")
+        model = self._translate_model(raw["model"], where, f"{place}.model")
         self.places[where] = place
         if model is REPORTED:
             return model
@@ -223,7 +227,7 @@ class _Translator:
             entry = entry | {"map": raw["map"]}
         return entry | {"parameters": parameters} if parameters else entry
 
-    def _model(self, raw: Any, where: str, place: str) -> Any:
+    def _translate_model(self, raw: Any, where: str, place: str) -> Any:
         """Return a path, an entry with a nested recipe, or `REPORTED`."""
         self.places |= dict.fromkeys((where, f"{where}.path", f"{where}.recipe"), place)
         with self.problems.collect():
@@ -233,7 +237,7 @@ class _Translator:
             return {"recipe": self.stages[named], "label": named} if named in self.stages else named
         return REPORTED
 
-    def _parameters(self, raw: Any, where: str, place: str) -> dict[str, Any]:
+    def _translate_parameters(self, raw: Any, where: str, place: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         if not self.declared.methods or raw is None:
             return found  # without a known method, parameters cannot be checked
@@ -249,14 +253,14 @@ class _Translator:
             elif known is not None:
                 self.places[f"{where}.{known[0]}"] = f"{place}.{name}"
                 with self.problems.collect():
-                    found[known[0]] = self._value(value, f"{where}.{known[0]}", f"{place}.{name}")
-            elif reason := self._without_effect(name):
+                    found[known[0]] = self._translate_value(value, f"{where}.{known[0]}", f"{place}.{name}")
+            elif reason := self._explain_no_effect(name):
                 self.notes.append(f"{place}.{name} has no effect: {reason}")
             else:
                 self.problems.add(place, self.declared.unknown(name))
         return found
 
-    def _value(self, value: Any, where: str, place: str) -> Any:
+    def _translate_value(self, value: Any, where: str, place: str) -> Any:
         """Translate `[{filter: mlp, value: 0.5}, {value: 0}]` to `{"*mlp*": 0.5, "*": 0}`; keep other values."""
         filters = [value] if isinstance(value, dict) else value
         self._graded |= isinstance(value, list)
@@ -278,13 +282,13 @@ class _Translator:
                 self.places[f"{where}[{pattern!r}]"] = f"{here}.value"
         return found
 
-    def _without_effect(self, name: str) -> str | None:
+    def _explain_no_effect(self, name: str) -> str | None:
         """Return why a parameter has no effect; with an unknown method, none of mergekit's parameters has one."""
         if self.declared.methods:
             return without_effect(name, self.called, self.declared.methods[0])
         return "the method is unknown" if name in KNOWN else None
 
-    def _output(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def _translate_output(self, data: Mapping[str, Any]) -> dict[str, Any]:
         given = {key: data[key] for key in ("dtype", "out_dtype") if data.get(key) is not None}
         output: dict[str, Any] = {"dtype": given.get("out_dtype", given.get("dtype", "widest"))}
         self.places |= {"output.dtype": "out_dtype" if "out_dtype" in given else "dtype"}

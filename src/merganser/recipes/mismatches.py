@@ -73,7 +73,7 @@ class Mismatches:
         """Record unequal shapes of a tensor in several models."""
         shapes = {spec.shape for _, spec in given}
         if any(source.name != name for source, _ in given) or (not inside and _is_vocabulary(name, shapes)):
-            self.add(self._unequal(name, given, hint=not inside and _is_vocabulary(name, shapes)))
+            self.add(self._describe_unequal(name, given, hint=not inside and _is_vocabulary(name, shapes)))
         else:
             key = tuple((source.model, spec.shape) for source, spec in given)
             self._shapes.setdefault(key, []).append(name)
@@ -82,7 +82,7 @@ class Mismatches:
         """Record a stacked tensor whose shape differs from that in the layers of the template."""
         self._shapes.setdefault(((0, usual), (model, shape)), []).append(name)
 
-    def _unequal(self, name: str, given: Sequence[tuple[Source, TensorSpec]], hint: bool) -> str:
+    def _describe_unequal(self, name: str, given: Sequence[tuple[Source, TensorSpec]], hint: bool) -> str:
         labels = [self.table.models[source.model].label for source, _ in given]
         places = [
             f"{list(spec.shape)} in {label if source.name == name else f'{source.name!r} of {label}'}"
@@ -143,7 +143,7 @@ class Mismatches:
         for model, names in self._copied.items():
             label = self.table.models[model].label
             self.notes.append(f"{len(names)} integer tensor(s) are copied from {label} alone, such as {names[0]!r}")
-        found = [*self._found, *self._codes()]
+        found = [*self._found, *self._describe_codes()]
         told = NameDifferences(self.table, self._missing, self._surplus, self.recipe.places.rename("output.exclude"))
         models = sorted({*self._missing, *self._surplus})
         # Codes have other names and shapes than weights; report only that they are codes.
@@ -163,7 +163,7 @@ class Mismatches:
             shown.append(f"  … and {len(found) - _SHOWN} more")
         raise CheckpointError(f"{heading}: {len(found)} problems\n" + "\n".join(shown))
 
-    def _codes(self) -> Iterator[str]:
+    def _describe_codes(self) -> Iterator[str]:
         advice = "dequantise the model first, and merge the result"
         for model, name in self._quantised.items():
             label, spec = self.table.models[model].label, self.table.checkpoints[model].spec(name)

@@ -90,7 +90,7 @@ class _NativeReader:
         with problems.collect():
             main = lookup(expect(data.get("method"), str, "method"))
             methods.append(main)
-        raw_overrides = self._list(data, "overrides")
+        raw_overrides = self._read_list(data, "overrides")
         for i, raw in enumerate(raw_overrides):
             if isinstance(raw, dict) and raw.get("method") is not None:
                 with problems.collect():
@@ -99,12 +99,12 @@ class _NativeReader:
         declared = Declared(methods)
         base = None
         if data.get("base") is not None:
-            base = self._entry(data["base"], "base", Declared(()))
+            base = self._read_entry(data["base"], "base", Declared(()))
             if base is not None and base.layers:
                 problems.add("base.layers", "a base always has all of its layers")
-        parts = self._with_statistics(self._parts(data, declared), data.get("statistics"), declared)
-        overrides = [self._override(raw, f"overrides[{i}]", declared) for i, raw in enumerate(raw_overrides)]
-        parameters = self._settings(data.get("parameters"), declared, "parameters")
+        parts = self._add_statistics(self._read_parts(data, declared), data.get("statistics"), declared)
+        overrides = [self._read_override(raw, f"overrides[{i}]", declared) for i, raw in enumerate(raw_overrides)]
+        parameters = self._read_settings(data.get("parameters"), declared, "parameters")
         output = options.read_output(data.get("output"), problems)
         conventions = options.read_conventions(data.get("conventions"), problems)
         if own.get("match_experts") and any(part.sliced for part in parts):
@@ -124,19 +124,19 @@ class _NativeReader:
             **own,
         )
 
-    def _list(self, data: Mapping[str, Any], key: str, prefix: str = "") -> list[Any]:
+    def _read_list(self, data: Mapping[str, Any], key: str, prefix: str = "") -> list[Any]:
         with self.problems.collect():
             return _bound(expect(data.get(key) or [], list, f"{prefix}{key}"), f"{prefix}{key}")
         return []
 
-    def _parts(self, data: Mapping[str, Any], declared: Declared) -> tuple[Part, ...]:
+    def _read_parts(self, data: Mapping[str, Any], declared: Declared) -> tuple[Part, ...]:
         given = [key for key in ("models", "slices", "modules") if data.get(key) is not None]
         if len(given) != 1:
             got = " and ".join(given) or "none of them"
             self.problems.add("", f"expected exactly one of models, slices and modules, got {got}")
             return ()
         if given != ["modules"]:
-            return (self._part(data, given[0], "", declared),)
+            return (self._read_part(data, given[0], "", declared),)
         parts = []
         with self.problems.collect():
             modules = {} if data["modules"] is REPORTED else expect(data["modules"], dict, "modules")
@@ -146,63 +146,63 @@ class _NativeReader:
                 inner = [key for key in ("models", "slices") if raw.get(key) is not None]
                 if len(inner) != 1:
                     raise RecipeError(f"{where}: expected either models or slices")
-                part = self._part(raw, inner[0], f"{where}.", declared)
-                parameters = self._settings(raw.get("parameters"), declared, f"{where}.parameters")
+                part = self._read_part(raw, inner[0], f"{where}.", declared)
+                parameters = self._read_settings(raw.get("parameters"), declared, f"{where}.parameters")
                 parts.append(replace(part, module=str(name), parameters=parameters))
         return tuple(parts)
 
-    def _part(self, data: Mapping[str, Any], key: str, prefix: str, declared: Declared) -> Part:
+    def _read_part(self, data: Mapping[str, Any], key: str, prefix: str, declared: Declared) -> Part:
         if key == "models":
-            entries = self._models(data[key], f"{prefix}models", declared)
+            entries = self._read_models(data[key], f"{prefix}models", declared)
             for entry in entries:
                 if entry.layers:
                     self.problems.add(f"{entry.where}.layers", "layers can only be chosen in slices, not in models")
             return Part((Slice(entries, self.named(f"{prefix}models")),))
-        raws = self._list(data, key, prefix)
+        raws = self._read_list(data, key, prefix)
         each = [(f"{prefix}slices[{i}]", raw) for i, raw in enumerate(raws) if raw is not REPORTED]
-        found = [self._slice(raw, where, declared) for where, raw in each]
+        found = [self._read_slice(raw, where, declared) for where, raw in each]
         if not raws and not self.problems:
             self.problems.add(f"{prefix}slices", "expected at least one slice")
         return Part(tuple(found))
 
-    def _slice(self, raw: Any, where: str, declared: Declared) -> Slice:
+    def _read_slice(self, raw: Any, where: str, declared: Declared) -> Slice:
         if isinstance(raw, dict) and "models" in raw:
             report_unknown_keys(raw, SLICE, where, self.problems)
-            entries = self._models(raw["models"], f"{where}.models", declared)
-            base = self._entry(raw["base"], f"{where}.base", Declared(())) if raw.get("base") is not None else None
-            parameters = self._settings(raw.get("parameters"), declared, f"{where}.parameters")
+            entries = self._read_models(raw["models"], f"{where}.models", declared)
+            base = self._read_entry(raw["base"], f"{where}.base", Declared(())) if raw.get("base") is not None else None
+            parameters = self._read_settings(raw.get("parameters"), declared, f"{where}.parameters")
             found = Slice(entries, self.named(where), base, parameters)
         else:
-            single = self._entry(raw, where, declared)
+            single = self._read_entry(raw, where, declared)
             found = Slice((single,) if single is not None else (), self.named(where))
         for entry in found.models:
             if entry.layers is None:
                 self.problems.add(entry.where, "a slice needs its layers: layers: [first, last)")
         return found
 
-    def _models(self, raw: Any, where: str, declared: Declared) -> tuple[Entry, ...]:
+    def _read_models(self, raw: Any, where: str, declared: Declared) -> tuple[Entry, ...]:
         if not isinstance(raw, list) or not raw:
             self.problems.add(where, f"expected a list of models, got {'an empty list' if raw == [] else kind_of(raw)}")
             return ()
         with self.problems.collect():
             raw = _bound(expand(_bound(raw, where), self.root, where) if self.globs else raw, where)
-            entries = [self._entry(each, f"{where}[{i}]", declared) for i, each in enumerate(raw)]
+            entries = [self._read_entry(each, f"{where}[{i}]", declared) for i, each in enumerate(raw)]
             return tuple(entry for entry in entries if entry)
         return ()
 
-    def _entry(self, raw: Any, where: str, declared: Declared) -> Entry | None:
+    def _read_entry(self, raw: Any, where: str, declared: Declared) -> Entry | None:
         with self.problems.collect():
             if raw is REPORTED:
                 return None
             if isinstance(raw, str):
-                return self._reference(raw, where)
+                return self._read_reference(raw, where)
             expect_entry(raw, where)
             if any(key in raw for key in ("method", "merge_method", "expression")):
                 return Entry(where, where, recipe=self.nested(raw, where))
-            return self._mapping(raw, where, declared)
+            return self._read_mapping(raw, where, declared)
         return None
 
-    def _reference(self, path: str, where: str) -> Entry:
+    def _read_reference(self, path: str, where: str) -> Entry:
         if not path.strip():
             raise RecipeError(f"{where}: an empty path")
         if path.endswith((".yml", ".yaml")):
@@ -210,11 +210,11 @@ class _NativeReader:
         self.references.append((self.places.get(f"{where}.path", self.named(where)), path))
         return Entry(path, self.named(where))
 
-    def _mapping(self, raw: Mapping[str, Any], where: str, declared: Declared) -> Entry:
+    def _read_mapping(self, raw: Mapping[str, Any], where: str, declared: Declared) -> Entry:
         if ("path" in raw) == ("recipe" in raw):
             raise RecipeError(f"{where}: expected either path or recipe" + (", got both" if "path" in raw else ""))
         if "path" in raw:
-            entry = self._reference(expect(raw["path"], str, f"{where}.path"), where)
+            entry = self._read_reference(expect(raw["path"], str, f"{where}.path"), where)
         else:
             recipe = self.nested(raw["recipe"], self.named(f"{where}.recipe"))
             entry = Entry(raw["recipe"] if isinstance(raw["recipe"], str) else where, self.named(where), recipe=recipe)
@@ -240,7 +240,7 @@ class _NativeReader:
         with self.problems.collect():
             for key, value in expect(raw.get("map", {}), dict, f"{where}.map").items():
                 prefixes[expect(key, str, f"{where}.map")] = expect(value, str, f"{where}.map[{key!r}]")
-        parameters = self._own(raw, (*ENTRY, *kinds), where, declared)
+        parameters = self._read_own_parameters(raw, (*ENTRY, *kinds), where, declared)
         for name in parameters:
             if not any(p.per_model for p in declared.known[name]):
                 self.problems.add(
@@ -248,7 +248,7 @@ class _NativeReader:
                 )
         return replace(entry, layers=layers, parameters=parameters, statistics=statistics, map=prefixes)
 
-    def _with_statistics(self, parts: tuple[Part, ...], raw: Any, declared: Declared) -> tuple[Part, ...]:
+    def _add_statistics(self, parts: tuple[Part, ...], raw: Any, declared: Declared) -> tuple[Part, ...]:
         """Distribute statistics that are given for all models at once, `{fisher: [path, path]}`."""
         if raw is None or not parts or not parts[0].slices:
             return parts
@@ -270,7 +270,9 @@ class _NativeReader:
             return (replace(parts[0], slices=(replace(parts[0].slices[0], models=models),)),)
         return parts
 
-    def _own(self, raw: Mapping[str, Any], keys: tuple[str, ...], where: str, declared: Declared) -> dict[str, Any]:
+    def _read_own_parameters(
+        self, raw: Mapping[str, Any], keys: tuple[str, ...], where: str, declared: Declared
+    ) -> dict[str, Any]:
         """Return parameters written beside an entry's own keys, or under `parameters`."""
         if not self.judges:
             return {}
@@ -281,15 +283,15 @@ class _NativeReader:
                 self.problems.add(where, f"unknown key or parameter {key!r}{did_you_mean(str(key), words)}")
                 del beside[key]
         found = fields.read_settings(beside, declared, where, self.problems)
-        under = self._settings(raw.get("parameters"), declared, f"{where}.parameters")
+        under = self._read_settings(raw.get("parameters"), declared, f"{where}.parameters")
         for name in found.keys() & under.keys():
             self.problems.add(f"{where}.{name}", "is given twice, here and under parameters")
         return found | under
 
-    def _settings(self, raw: Any, declared: Declared, where: str) -> dict[str, Any]:
+    def _read_settings(self, raw: Any, declared: Declared, where: str) -> dict[str, Any]:
         return fields.read_settings(raw, declared, where, self.problems) if self.judges else {}
 
-    def _override(self, raw: Any, where: str, declared: Declared) -> Override | None:
+    def _read_override(self, raw: Any, where: str, declared: Declared) -> Override | None:
         with self.problems.collect():
             expect(raw, dict, where)
             match = fields.read_globs(raw.get("match"), f"{where}.match")
@@ -305,7 +307,9 @@ class _NativeReader:
                     expect(model, str, f"{where}.model")
                 if not any(key not in ("match",) for key in raw):
                     raise RecipeError(f"{where}: changes nothing; expected a method, a model or parameters")
-                return Override(match, where, method, model, self._own(raw, tuple(OVERRIDE), where, own))
+                return Override(
+                    match, where, method, model, self._read_own_parameters(raw, tuple(OVERRIDE), where, own)
+                )
         return None
 
 

@@ -59,14 +59,14 @@ def note_unmatched_patterns(
             globs = ", ".join(map(repr, override.match))
             yield f"{override.where}: {globs} matches no tensor that an earlier override does not"
     names = {*present, *sources}
-    for where, parameters in _scopes(recipe):
+    for where, parameters in _walk_settings(recipe):
         for parameter, setting in parameters.items():
             for case in setting.cases if isinstance(setting, Choice) else ():
                 if case.pattern != "*" and not any(map(case.matches, names)):
                     yield f"{where}: {parameter} for {case.pattern!r} matches no tensor"
 
 
-def _scopes(recipe: Recipe) -> Iterator[tuple[str, Mapping[str, Setting]]]:
+def _walk_settings(recipe: Recipe) -> Iterator[tuple[str, Mapping[str, Setting]]]:
     """Yield the settings of a recipe, each with the name of its place."""
     yield "parameters", recipe.parameters
     for override in recipe.overrides:

@@ -37,13 +37,13 @@ def read_tokenizer(value: Any, where: str, problems: Problems) -> TokenizerOptio
     with problems.collect():
         for token, row in expect(value.get("tokens") or {}, dict, f"{where}.tokens").items():
             with problems.collect():
-                tokens[str(token)] = _token_row(row, f"{where}.tokens[{str(token)!r}]", problems)
+                tokens[str(token)] = _read_token_row(row, f"{where}.tokens[{str(token)!r}]", problems)
     if "terms" in found and value.get("absent") != "omp":
         problems.add(f"{where}.terms", "is the number of rows that `absent: omp` combines; no other rule has it")
     return TokenizerOptions(**found, tokens=tokens)
 
 
-def _token_row(raw: Any, where: str, problems: Problems) -> TokenRow:
+def _read_token_row(raw: Any, where: str, problems: Problems) -> TokenRow:
     raw = expect({} if raw is None else raw, dict, where)
     force = read_section(TOKEN, raw, where, problems).get("force", False)
     source = raw.get("source")

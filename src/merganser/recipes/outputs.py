@@ -52,12 +52,12 @@ class OutputPlanner:
 
     def outputs(self, unified: bool = True) -> list[Output]:
         """Plan every tensor; raise all problems, except for shapes of vocabularies that could not be `unified`."""
-        jobs = [job for job in self.stacking.jobs if not self._excluded(job.name)]
+        jobs = [job for job in self.stacking.jobs if not self._is_excluded(job.name)]
         known = {job.name for job in jobs}
         problems = self.stacking.problems
         with problems.collect():
-            jobs += self._added(known)
-            jobs += self._separate_head(known)
+            jobs += self._plan_added(known)
+            jobs += self._plan_separate_head(known)
         for each in self.stacking.restacked if not problems else ():
             with problems.collect():
                 self._check_places(each)
@@ -69,7 +69,7 @@ class OutputPlanner:
         outputs = []
         for job in jobs:
             with problems.collect():
-                if (output := self._output(job)) is not None:
+                if (output := self._plan_output(job)) is not None:
                     outputs.append(output)
         for (where, message), names in self._invalid.items():
             others = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -99,12 +99,12 @@ class OutputPlanner:
         """Return the tied names of the template, which stay tied."""
         names = {output.name for output in outputs}
         tied = self.table.checkpoints[0].aliases().items()
-        return {a: stored for a, stored in tied if stored in names and a not in names and not self._excluded(a)}
+        return {a: stored for a, stored in tied if stored in names and a not in names and not self._is_excluded(a)}
 
-    def _excluded(self, name: str) -> bool:
+    def _is_excluded(self, name: str) -> bool:
         return any(matches(glob, name) for glob in self.recipe.output.exclude)
 
-    def _added(self, known: set[str]) -> list[TensorJob]:
+    def _plan_added(self, known: set[str]) -> list[TensorJob]:
         """Return jobs for tensors the template lacks, where an override names the model to take them from."""
         found = []
         part = self.recipe.parts[0]
@@ -114,13 +114,13 @@ class OutputPlanner:
             index = self.table.named(str(override.model), f"{override.where}.model")
             for name in self.table.checkpoints[index].names():
                 fresh = name not in known and name not in self.table.checkpoints[0]
-                if fresh and not self._excluded(name) and find_override(self.recipe, name) is override:
+                if fresh and not self._is_excluded(name) and find_override(self.recipe, name) is override:
                     known.add(name)
                     self._fresh.add(name)
                     found.append(TensorJob(name, self.stacking.depth_outside(name), part, part.slices[0]))
         return found
 
-    def _separate_head(self, known: set[str]) -> list[TensorJob]:
+    def _plan_separate_head(self, known: set[str]) -> list[TensorJob]:
         """Return the job of a head that a model has of its own, where the template ties its head to the embedding."""
         if len(self.recipe.parts) > 1:
             return []
@@ -128,7 +128,7 @@ class OutputPlanner:
         tied = separable_heads(self.table.checkpoints[0])
         for entry in part.slices[-1].models:
             name = own_head(self.table.checkpoints[self.table.of(entry)])
-            if name is not None and name in tied and name not in known and not self._excluded(name):
+            if name is not None and name in tied and name not in known and not self._is_excluded(name):
                 known.add(name)
                 self._fresh.add(name)
                 self.notes.append(f"the output has a separate {name!r}, as {entry.label} has; {template} ties it")
@@ -151,25 +151,25 @@ class OutputPlanner:
 
         def counts(layer: int, rest: str) -> bool:
             name = each.stack.name(layer, rest)
-            return not is_computed(name) and not self._excluded(name)
+            return not is_computed(name) and not self._is_excluded(name)
 
         why = [f": {other}" if (other := describe_architectures(self.table, i)) else "" for i in models]
         known = read_kinds([self.table.config(i) for i in models], each)
         check_places(each, known, [self.table.models[i].label for i in models], counts, why)
         if not each.unchanged:
             heads = self.table.config(0).get("num_attention_heads")
-            outside = [job.name for job in self.stacking.jobs if job.offset is None and not self._excluded(job.name)]
+            outside = [job.name for job in self.stacking.jobs if job.offset is None and not self._is_excluded(job.name)]
             check_shapes(each, known, lambda name: self.table.checkpoints[0].spec(name).shape, heads, outside)
 
-    def _output(self, job: TensorJob) -> Output | None:
-        roles = self._roles_of(job)
-        sources = [self._source(job, entry) for entry in roles.inputs]
-        base = self._source(job, roles.base) if roles.base else None
+    def _plan_output(self, job: TensorJob) -> Output | None:
+        roles = self._assign_roles(job)
+        sources = [self._find_source(job, entry) for entry in roles.inputs]
+        base = self._find_source(job, roles.base) if roles.base else None
         used = [*sources, *([base] if base else [])]
         for source in used:
             if source.name in self.table.quantised(source.model):
-                return self._codes(job, roles, sources, source)
-        template = self._template(job, base or sources[0])
+                return self._plan_codes(job, roles, sources, source)
+        template = self._find_template(job, base or sources[0])
         spec = self.table.checkpoints[template.model].spec(template.name)
         if is_buffer(job.name, spec):
             self.mismatches.copied(job.name, spec, template.model, len(used))
@@ -183,7 +183,7 @@ class OutputPlanner:
             if usual is not None and usual != shape:
                 self.mismatches.other_layers(job.name, shape, usual, sources[0].model)
                 return None
-        parameters = self._parameters(roles, job, [source.name for source in sources])
+        parameters = self._resolve_parameters(roles, job, [source.name for source in sources])
         output = Output(
             job.name,
             TensorSpec(shape, self._dtype or self.dtypes.choose(spec.element, used)),
@@ -191,14 +191,14 @@ class OutputPlanner:
             tuple(sources),
             base,
             parameters,
-            self._statistics(job, roles, sources, shape),
+            self._find_statistics(job, roles, sources, shape),
         )
-        return self._without_complex_arithmetic(output)
+        return self._copy_complex(output)
 
-    def _codes(self, job: TensorJob, roles: Roles, sources: list[Source], code: Source) -> Output | None:
+    def _plan_codes(self, job: TensorJob, roles: Roles, sources: list[Source], code: Source) -> Output | None:
         """Plan quantised weights and their scales, which are copied unchanged or refused."""
         checkpoint = self.table.checkpoints[code.model]
-        parameters = self._parameters(roles, job, [source.name for source in sources])
+        parameters = self._resolve_parameters(roles, job, [source.name for source in sources])
         spec = checkpoint.spec(code.name)
         output = Output(job.name, spec, roles.method.name, tuple(sources), None, parameters)
         if output.copies and not (isinstance(checkpoint, View) and checkpoint.adapts):
@@ -207,7 +207,7 @@ class OutputPlanner:
         self.mismatches.quantised(code.name, code.model)
         return None
 
-    def _without_complex_arithmetic(self, output: Output) -> Output:
+    def _copy_complex(self, output: Output) -> Output:
         """Return the output as a copy if it is complex: rules are for real numbers. Keeps the dtype."""
         for source in output.reads:
             spec = self.table.checkpoints[source.model].spec(source.name)
@@ -219,7 +219,7 @@ class OutputPlanner:
             break
         return output
 
-    def _statistics(
+    def _find_statistics(
         self, job: TensorJob, roles: Roles, sources: list[Source], shape: tuple[int, ...]
     ) -> dict[str, tuple[Source, ...]]:
         """Return the side tensors that a rule needs; a tensor may lack them in all models."""
@@ -246,7 +246,7 @@ class OutputPlanner:
             found[kind] = tuple(Source(i, source.name) for (i, _), source in zip(sides, sources, strict=True))
         return found
 
-    def _template(self, job: TensorJob, default: Source) -> Source:
+    def _find_template(self, job: TensorJob, default: Source) -> Source:
         """Return the source of dtype and buffers: the base, if it has the tensor unquantised."""
         if job.offset is None and job.name in self.table.checkpoints[0] and job.name not in self.table.quantised(0):
             return Source(0, job.name)
@@ -254,7 +254,7 @@ class OutputPlanner:
             raise self.table.checkpoints[default.model].missing(default.name)
         return default
 
-    def _source(self, job: TensorJob, entry: Entry) -> Source:
+    def _find_source(self, job: TensorJob, entry: Entry) -> Source:
         model, name = self.table.of(entry), self.stacking.source_name(job, entry)
         checkpoint = self.table.checkpoints[model]
         if name in checkpoint:
@@ -266,7 +266,7 @@ class OutputPlanner:
                 self.notes.append(f"{entry.label} has no {name!r}: its tied embedding {head!r} is used")
         return Source(model, self._heads[key] or name)
 
-    def _roles_of(self, job: TensorJob) -> Roles:
+    def _assign_roles(self, job: TensorJob) -> Roles:
         override = find_override(self.recipe, job.name)
         key = (id(job.each), id(override))
         if key not in self._roles:
@@ -288,7 +288,7 @@ class OutputPlanner:
             return False
         return True
 
-    def _parameters(self, roles: Roles, job: TensorJob, names: list[str]) -> dict[str, Any]:
+    def _resolve_parameters(self, roles: Roles, job: TensorJob, names: list[str]) -> dict[str, Any]:
         """Return the resolved parameters, checked by building the rule; equal parameters are one object."""
         reach = roles.resolver.reach
         place = (id(roles), None if reach == "nothing" else job.t)

@@ -12,8 +12,8 @@ def locate(reference: str, root: Path | None) -> str:
     """Return the reference with each of its paths (`model`, `model+adapter`) resolved; hub ids are unchanged."""
     if root is None:
         return reference
-    found = parts(reference, lambda part: os.path.exists(_beside(part, root)) or exists(part))
-    return "+".join(_one(part, root) for part in found)
+    found = parts(reference, lambda part: os.path.exists(_resolve_beside(part, root)) or exists(part))
+    return "+".join(_locate_part(part, root) for part in found)
 
 
 def find_missing(reference: str, root: Path | None) -> str | None:
@@ -31,11 +31,11 @@ def describe_places(reference: str, root: Path | None) -> str:
     return f" (looked beside the recipe in {root.resolve()}, then in the working directory {Path.cwd()})"
 
 
-def _one(reference: str, root: Path) -> str:
-    beside = _beside(reference, root)
+def _locate_part(reference: str, root: Path) -> str:
+    beside = _resolve_beside(reference, root)
     # Path.exists would raise on text that is too long for a path.
     return str(beside) if os.path.exists(beside) else reference
 
 
-def _beside(reference: str, root: Path) -> Path:
+def _resolve_beside(reference: str, root: Path) -> Path:
     return root / os.path.expanduser(reference)

@@ -129,10 +129,10 @@ class Resolver:
                         f"{key} of {label} has no value: none of its filters matches; end its list with {{value: …}}"
                     )
             if any(value is not None for value in values):
-                found[key] = [self._or_default(key, value, i) for i, value in enumerate(values)]
+                found[key] = [self._use_default(key, value, i) for i, value in enumerate(values)]
         return found
 
-    def _or_default(self, key: str, value: Any, model: int) -> Any:
+    def _use_default(self, key: str, value: Any, model: int) -> Any:
         parameter = parameters(self.method)[key]
         if value is None and parameter.required:
             raise RecipeError(

@@ -34,7 +34,7 @@ def assign(scope: Scope, same: Callable[[Entry, Entry], bool]) -> Roles:
     notes: list[str] = []
     entries = tuple(each.models)
     if override and (override.model is not None or method.name == "passthrough"):
-        entries = (_only(each, override, base),)
+        entries = (_find_override_model(each, override, base),)
         if method.base == "none":
             base = None
     others = tuple(entry for entry in entries if base is None or not same(entry, base))
@@ -54,7 +54,7 @@ def assign(scope: Scope, same: Callable[[Entry, Entry], bool]) -> Roles:
         listed = len(others) < len(entries)
         if listed and recipe.conventions.base_is_model:
             entries = (*(entry for entry in entries if same(entry, base)), *others)
-        elif not listed and _joins(scope, method):
+        elif not listed and _counts_as_model(scope, method):
             entries = (base, *entries)
             notes.append(
                 f"{base.label} is the base and counts as one of the models, because {method.name!r} has no base"
@@ -62,7 +62,7 @@ def assign(scope: Scope, same: Callable[[Entry, Entry], bool]) -> Roles:
         elif not listed and override is None and not (scope.part.sliced and method.name == "passthrough"):
             notes.append(f"{base.label} is only the template, because {method.name!r} has no base")
         base = None
-    if again := next((entry for i, entry in enumerate(entries) if _repeats(entry, entries[:i], same)), None):
+    if again := next((entry for i, entry in enumerate(entries) if _is_repeated(entry, entries[:i], same)), None):
         notes.append(f"{again.label} is listed more than once and counts each time")
     method.check_inputs(len(entries), base is not None, f"{where}: method {method.name!r}")
     resolver = Resolver.of(scope, method, entries)
@@ -72,12 +72,12 @@ def assign(scope: Scope, same: Callable[[Entry, Entry], bool]) -> Roles:
     return Roles(method, entries, base, resolver, tuple(notes))
 
 
-def _repeats(entry: Entry, earlier: Sequence[Entry], same: Callable[[Entry, Entry], bool]) -> bool:
+def _is_repeated(entry: Entry, earlier: Sequence[Entry], same: Callable[[Entry, Entry], bool]) -> bool:
     """Return whether an entry is an earlier one again: the same model, with the same layers."""
     return any(same(entry, other) and entry.layers == other.layers for other in earlier)
 
 
-def _only(each: Slice, override: Override, base: Entry | None) -> Entry:
+def _find_override_model(each: Slice, override: Override, base: Entry | None) -> Entry:
     """Return the model that an override names, or the base if it names none."""
     if override.model is None:
         if base is not None:
@@ -95,7 +95,7 @@ def _only(each: Slice, override: Override, base: Entry | None) -> Entry:
     raise RecipeError(f"{override.where}.model: {override.model!r} is not a model of this merge; known: {labels}")
 
 
-def _joins(scope: Scope, method: type[Method]) -> bool:
+def _counts_as_model(scope: Scope, method: type[Method]) -> bool:
     """Return whether an unlisted base takes part in a method without a base.
 
     If the base counts as a model it does, unless a parameter is given for every other model but not for it. Otherwise

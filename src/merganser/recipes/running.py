@@ -81,13 +81,13 @@ def merge(
         >>> merged = mg.merge([math, code], method="ties", base=base, density=0.2, weight=[0.6, 0.4])
     """
     check_workers(workers, device)
-    labelled = _labelled(models)
+    labelled = _label_models(models)
     opened = {label: open_labelled(reference, label) for label, reference in labelled.items()}
-    shared, own = _split(method, to_yaml_values(parameters), list(opened))
+    shared, own = _split_parameters(method, to_yaml_values(parameters), list(opened))
     entries = [{"path": label, **{name: own[name][i] for name in own}} for i, label in enumerate(opened)]
-    for entry, sides in zip(entries, _sides(statistics or {}, list(opened)), strict=True):
+    for entry, sides in zip(entries, _split_statistics(statistics or {}, list(opened)), strict=True):
         for kind, side in sides.items():
-            entry[kind] = _free(f"{kind} of {entry['path']}", "statistics", opened)
+            entry[kind] = _extend_label(f"{kind} of {entry['path']}", "statistics", opened)
             opened[entry[kind]] = open_labelled(getattr(side, "tensors", side), entry[kind])
     document: dict[str, Any] = {
         "method": method,
@@ -98,8 +98,8 @@ def merge(
         "seed": seed,
     }
     if base is not None:
-        among = next((label for label, model in labelled.items() if _same(model, base)), None)
-        document["base"] = key = among or _free(_name(base) or "base", "base", opened)
+        among = next((label for label, model in labelled.items() if _is_same(model, base)), None)
+        document["base"] = key = among or _extend_label(_name_of(base) or "base", "base", opened)
         if not among:
             opened[key] = open_labelled(base, key)
     prepared = prepare(load(document, held=opened), open=opened.__getitem__)
@@ -197,7 +197,7 @@ def run(
         prepared,
         Destination(Path(os.path.expanduser(out)), resume, overwrite, on_complete),
         Execution(settings, workers, memory, ray, processes, on_progress),
-        inputs=[*given, *_recipe_files(loaded)],
+        inputs=[*given, *_find_recipe_files(loaded)],
         recipe=resolve_document(loaded),
     )
 
@@ -208,24 +208,24 @@ def check_several(models: object) -> None:
         raise InputError(f"models: expected a list or a mapping of models, got a single {type(models).__name__}")
 
 
-def _recipe_files(recipe: Recipe) -> Iterator[Path]:
+def _find_recipe_files(recipe: Recipe) -> Iterator[Path]:
     """Yield the directories of the recipes inside a recipe."""
     for entry in recipe.entries():
         if entry.recipe is not None:
-            yield from _recipe_files(entry.recipe)
+            yield from _find_recipe_files(entry.recipe)
             if entry.recipe.root is not None:
                 yield entry.recipe.root / "recipe"
 
 
-def _labelled(models: Sequence[Reference] | Mapping[str, Reference]) -> Mapping[str, Reference]:
+def _label_models(models: Sequence[Reference] | Mapping[str, Reference]) -> Mapping[str, Reference]:
     """Return the models by their given labels, by their paths or names, or by position if those are not unique."""
     if isinstance(models, Mapping):
         return models
     check_several(models)
     listed = list(models)
-    names = [_name(model) for model in listed]
+    names = [_name_of(model) for model in listed]
     labelled = {
-        name if name and (_path(model) or names.count(name) == 1) else f"models[{i}]": model
+        name if name and (_path_of(model) or names.count(name) == 1) else f"models[{i}]": model
         for i, (name, model) in enumerate(zip(names, listed, strict=True))
     }
     if len(labelled) < len(listed):
@@ -233,23 +233,23 @@ def _labelled(models: Sequence[Reference] | Mapping[str, Reference]) -> Mapping[
     return labelled
 
 
-def _path(reference: Reference) -> str | None:
+def _path_of(reference: Reference) -> str | None:
     return os.fspath(reference) if isinstance(reference, (str, os.PathLike)) else None
 
 
-def _name(reference: Reference) -> str | None:
-    return reference.label if isinstance(reference, Checkpoint) else _path(reference)
+def _name_of(reference: Reference) -> str | None:
+    return reference.label if isinstance(reference, Checkpoint) else _path_of(reference)
 
 
-def _same(one: Reference, other: Reference) -> bool:
+def _is_same(one: Reference, other: Reference) -> bool:
     """Return whether two references are one object, or one place after resolving links."""
-    a, b = _path(one), _path(other)
+    a, b = _path_of(one), _path_of(other)
     if a is None or b is None:
         return one is other
     return a == b or (os.path.exists(a) and os.path.exists(b) and os.path.samefile(a, b))
 
 
-def _free(label: str, role: str, taken: Collection[str]) -> str:
+def _extend_label(label: str, role: str, taken: Collection[str]) -> str:
     """Return the label, extended if it is already taken."""
     while label in taken:
         label = f"{role} {label}"
@@ -265,7 +265,7 @@ def open_labelled(reference: Reference, label: str) -> Checkpoint:
     return checkpoint
 
 
-def _sides(
+def _split_statistics(
     statistics: Mapping[str, Sequence[Any] | Mapping[str, Any]], labels: Sequence[str]
 ) -> list[dict[str, Reference]]:
     """Return the statistics of each model by kind, from lists in model order or mappings by label."""
@@ -281,7 +281,9 @@ def _sides(
     return found
 
 
-def _split(method: str, parameters: Mapping[str, Any], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split_parameters(
+    method: str, parameters: Mapping[str, Any], labels: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the parameters that all models share, and those given as one value per model, in a list or by label."""
     known = method_parameters(lookup(method)) if parameters else {}  # without any, the recipe reports the method
     own: dict[str, Any] = {}

@@ -88,7 +88,7 @@ def sample_models(merge: Merge) -> Samples:
             )
         elif is_base:
             lengths[labels[0]] = math.dist(theirs, ours)
-    return Samples((*notes, *_long(lengths)), sum(len(run[1]) for run in runs.values() if run))
+    return Samples((*notes, *_note_long(lengths)), sum(len(run[1]) for run in runs.values() if run))
 
 
 def _is_matrix(merge: Merge, *sources: Source) -> bool:
@@ -121,7 +121,7 @@ def _cosine(first: Sequence[float], second: Sequence[float]) -> float | None:
     return sum(a * b for a, b in zip(first, second, strict=True)) / scale if 0 < scale < math.inf else None
 
 
-def _long(lengths: dict[str, float]) -> Iterable[str]:
+def _note_long(lengths: dict[str, float]) -> Iterable[str]:
     for label, length in lengths.items():
         others = [other for name, other in lengths.items() if name != label]
         usual = statistics.median(others) if others else 0.0

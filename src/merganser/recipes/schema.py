@@ -274,14 +274,14 @@ class Problems:
         kind = CheckpointError if all(isinstance(error, CheckpointError) for error in errors) else RecipeError
         if len(errors) == 1:
             raise kind(f"{prefix}{errors[0]}") from errors[0].__cause__
-        lines = list(dict.fromkeys(line for error in errors for line in _lines(error)))
+        lines = list(dict.fromkeys(line for error in errors for line in _split_problems(error)))
         raise kind(f"{prefix}{len(lines)} problems\n" + "\n".join(f"  {line}" for line in lines))
 
     def _keep(self, error: InputError) -> None:
         self._found.setdefault(str(error), error)
 
 
-def _lines(error: InputError) -> list[str]:
+def _split_problems(error: InputError) -> list[str]:
     """Return the problems an error lists, each with the error's place, or the error as the only one."""
     heading, *lines = str(error).split("\n")
     place = re.fullmatch(r"(.*: |)\d+ problems", heading)

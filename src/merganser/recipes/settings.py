@@ -54,13 +54,13 @@ Setting: TypeAlias = Scalar | Gradient | Choice
 
 
 @lru_cache(maxsize=4096)
-def _compiled(pattern: str) -> Callable[[str], object]:
+def _compile_glob(pattern: str) -> Callable[[str], object]:
     return re.compile(fnmatch.translate(pattern)).match
 
 
 def matches(pattern: str, name: str) -> bool:
     """Match a shell glob against the whole name; `*` also matches dots."""
-    return _compiled(pattern)(name) is not None
+    return _compile_glob(pattern)(name) is not None
 
 
 def evaluate(setting: Setting, name: str, t: float) -> Scalar | None:

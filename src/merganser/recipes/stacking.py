@@ -74,7 +74,7 @@ class Stacking:
         names = table.checkpoints[0].names()
         for part, own in zip(recipe.parts, group_by_part(recipe.parts, names, table.checkpoints[0].label), strict=True):
             with self.problems.collect():
-                self.jobs += self._sliced(part, own) if part.sliced else self._whole(part, own)
+                self.jobs += self._stack_slices(part, own) if part.sliced else self._whole(part, own)
 
     def source_name(self, job: TensorJob, entry: Entry) -> str:
         """Return the name of the output tensor in a model."""
@@ -89,7 +89,7 @@ class Stacking:
         """Yield tensors of a model that no output uses, except those of layers that slices leave out."""
         stacks = {
             self._stack(entry, part).title
-            for part, each in self._slices()
+            for part, each in self._walk_slices()
             for entry in each.models
             if self.table.of(entry) == model
         }
@@ -97,20 +97,20 @@ class Stacking:
         for name in self.table.checkpoints[model].names():
             if name not in known and not (name in places and places[name].stack.title in stacks):
                 yield name
-        for part, each in self._slices():
+        for part, each in self._walk_slices():
             first = each.models[0]
             for entry in each.models[1:]:
                 if self.table.of(entry) == model and entry.layers and first.layers:
                     for ours, theirs in zip(range(*first.layers), range(*entry.layers), strict=True):
-                        lost = set(self._layers(entry, part)[theirs]) - set(self._layers(first, part)[ours])
+                        lost = set(self._group_layers(entry, part)[theirs]) - set(self._group_layers(first, part)[ours])
                         yield from (self._stack(entry, part).name(theirs, rest) for rest in sorted(lost))
 
     def shape_of_layers(self, part: Part, rest: str) -> tuple[int, ...] | None:
         """Return the shape a tensor has in every layer of the template, or None if it varies or is in none."""
         key = (part.module, rest)
         if key not in self._shapes:
-            stack, template = self._main(0, part, "slices"), self.table.checkpoints[0]
-            having = [n for n, names in self._by_number(0, stack).items() if rest in names]
+            stack, template = self._find_main_stack(0, part, "slices"), self.table.checkpoints[0]
+            having = [n for n, names in self._sort_by_number(0, stack).items() if rest in names]
             found = {template.spec(stack.name(n, rest)).shape for n in having}
             self._shapes[key] = found.pop() if len(found) == 1 else None
         return self._shapes[key]
@@ -119,7 +119,7 @@ class Stacking:
         """Return the depth of a tensor outside the layers: 0 before them, and the recipe's convention after them."""
         return 0.0 if is_input(name) else self.recipe.conventions.depth_after_layers
 
-    def _slices(self) -> Iterator[tuple[Part, Slice]]:
+    def _walk_slices(self) -> Iterator[tuple[Part, Slice]]:
         """Yield the slices that choose layers, each with its part."""
         return ((part, each) for part in self.recipe.parts if part.sliced for each in part.slices)
 
@@ -138,11 +138,11 @@ class Stacking:
             )
             yield TensorJob(name, t, part, part.slices[0])
 
-    def _sliced(self, part: Part, names: Sequence[str]) -> Iterator[TensorJob]:
+    def _stack_slices(self, part: Part, names: Sequence[str]) -> Iterator[TensorJob]:
         """Yield the renumbered layers of the slices. Other tensors come from the first slice (before) or last
         (after).
         """
-        stack = self._main(0, part, part.slices[0].where)
+        stack = self._find_main_stack(0, part, part.slices[0].where)
         places = self.table.layout(0).places
         outside = [name for name in names if name not in places or places[name].stack != stack]
         before = {name for name in outside if name in places or is_input(name)}
@@ -153,8 +153,8 @@ class Stacking:
             first = each.models[0]
             start = count = 0
             with self.problems.collect():
-                start, count = self._range(part, each)
-            by_number = self._layers(first, part)
+                start, count = self._check_range(part, each)
+            by_number = self._group_layers(first, part)
             for k in range(count):
                 t = k / (count - 1) if count > 1 else 1.0
                 for rest in by_number[start + k]:
@@ -163,15 +163,15 @@ class Stacking:
                 tensors.append(tuple(by_number[start + k]))
         yield from (TensorJob(n, self.depth_outside(n), part, part.slices[-1]) for n in outside if n not in before)
         models = {0, *(model for model, _ in order)}
-        depths = [self._main(i, part, "slices").layers if i in models else 0 for i in range(len(self.table))]
-        template = self._by_number(0, stack)
+        depths = [self._find_main_stack(i, part, "slices").layers if i in models else 0 for i in range(len(self.table))]
+        template = self._sort_by_number(0, stack)
         self.restacked.append(
             Restacked(
                 stack, tuple(order), tuple(depths), tuple(tensors), tuple(tuple(template[n]) for n in stack.numbers)
             )
         )
 
-    def _range(self, part: Part, each: Slice) -> tuple[int, int]:
+    def _check_range(self, part: Part, each: Slice) -> tuple[int, int]:
         """Return the first layer and the number of layers of a slice, checked against every source."""
         counts = []
         problems = Problems()
@@ -192,11 +192,11 @@ class Stacking:
         assert layers is not None
         return layers[0], layers[1] - layers[0]
 
-    def _layers(self, entry: Entry, part: Part) -> dict[int, list[str]]:
+    def _group_layers(self, entry: Entry, part: Part) -> dict[int, list[str]]:
         """Return a mapping of layer number to the names of its tensors after the number."""
-        return self._by_number(self.table.of(entry), self._stack(entry, part))
+        return self._sort_by_number(self.table.of(entry), self._stack(entry, part))
 
-    def _by_number(self, model: int, stack: Stack) -> dict[int, list[str]]:
+    def _sort_by_number(self, model: int, stack: Stack) -> dict[int, list[str]]:
         key = (model, stack.title)
         if key not in self._rests:
             found = self._rests[key] = {}
@@ -206,9 +206,9 @@ class Stacking:
         return self._rests[key]
 
     def _stack(self, entry: Entry, part: Part) -> Stack:
-        return self._main(self.table.of(entry), part, entry.where)
+        return self._find_main_stack(self.table.of(entry), part, entry.where)
 
-    def _main(self, model: int, part: Part, where: str) -> Stack:
+    def _find_main_stack(self, model: int, part: Part, where: str) -> Stack:
         """Return the stack of a model that a part slices: its module's, or else that of the language model, or the one
         with the most tensors.
         """

@@ -82,7 +82,7 @@ class TokenRows:
     def row(self, model: int, token: str | None, row: int) -> RowRun:
         """Return the source of a row of the output in a model."""
         if token is None:
-            return RowRun(1, self._padding(model, row))
+            return RowRun(1, self._choose_padding(model, row))
         own = self.matched[model].get(token)
         if own is not None and token not in self.forced:
             return RowRun(1, ((model, own),))
@@ -99,7 +99,7 @@ class TokenRows:
         """Return the tokens whose rows the recipe names for all models, also for those that have them."""
         return {token for token, row in self.known.options.tokens.items() if row.force}
 
-    def _padding(self, model: int, row: int) -> Sources | None:
+    def _choose_padding(self, model: int, row: int) -> Sources | None:
         """Return the source of a row without a token; with a rule for absent tokens, it can only be the model's own."""
         for i in (model,) if self.known.options.absent else (model, 0):
             if row < self.known.heights[i] and row not in self._named[i]:

@@ -58,19 +58,19 @@ def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
     where = recipe.places.rename("output.tokenizer")
     notes: list[str] = []
     check_absent(options, where)
-    model = _source(options, table, where)
-    found = [_height(table, i) for i in range(len(table))]
+    model = _choose_source(options, table, where)
+    found = [_find_height(table, i) for i in range(len(table))]
     if options == TokenizerOptions("base") and len(set(found)) == 1 and table.tokens(0) is None:
         return None  # no embedding, so there is nothing to unify
     for named, height in zip(table.models, found, strict=True):
         if height is None:
             raise CheckpointError(f"{where}: {named.label} has no token embedding, so no vocabulary to unify")
     heights = [height or 0 for height in found]
-    tokens = _tokens(table, heights, model, where, notes)
+    tokens = _read_tokens(table, heights, model, where, notes)
     for named, each, height in zip(table.models, tokens, heights, strict=True):
         _check_ids(each, height, f"{where}: {named.label}")
     known = Vocabularies(options, where, table, model, tokens, heights)
-    ids, added = _output_ids(known, notes)
+    ids, added = _number_tokens(known, notes)
     rows = max(heights[model], max(ids.values(), default=-1) + 1)
     if options.pad_to_multiple_of:
         rows += -rows % options.pad_to_multiple_of
@@ -95,11 +95,11 @@ def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
             fit = _fit(known, i)
         runs = join_rows(builder.row(i, by_row.get(row), row) for row in range(rows))
         same = heights[i] == rows and runs == (RowRun(rows, ((i, 0),)),)
-        maps.append(None if same else VocabularyMap(_names(table, i), runs, fit))
+        maps.append(None if same else VocabularyMap(_find_names(table, i), runs, fit))
     return Unified(rows, heights[0], model, tuple(added), tuple(maps), tuple(notes))
 
 
-def _source(options: TokenizerOptions, table: SourceTable, where: str) -> int:
+def _choose_source(options: TokenizerOptions, table: SourceTable, where: str) -> int:
     """Return the model that provides the output's vocabulary: one of the merge, or one opened for it."""
     if options.source in ("base", "union"):
         return 0
@@ -120,12 +120,14 @@ def _fit(known: Vocabularies, model: int) -> RowFit | None:
     if options.absent not in FITTED:
         return None
     donor = table.checkpoints[source]
-    embedding = _embedding(table, source)
+    embedding = _find_embedding(table, source)
     assert embedding is not None, "its height was measured"
-    head = next((name for name in donor.names() if _SQUARE_HEAD.search(name) and name in _names(table, source)), None)
+    head = next(
+        (name for name in donor.names() if _SQUARE_HEAD.search(name) and name in _find_names(table, source)), None
+    )
     tensors = {
-        name: head if head is not None and name != _embedding(table, model) else embedding
-        for name in _names(table, model)
+        name: head if head is not None and name != _find_embedding(table, model) else embedding
+        for name in _find_names(table, model)
         if len(table.checkpoints[model].spec(name).shape) == 2
     }
     return RowFit(str(options.absent), source, options.terms if options.absent == "omp" else 1, tensors)
@@ -133,7 +135,7 @@ def _fit(known: Vocabularies, model: int) -> RowFit | None:
 
 def find_resized_rows(table: SourceTable) -> tuple[int, int] | None:
     """Return the rows of the template's embedding before and after its adapter, if the adapter changes their number."""
-    name = _embedding(table, 0)
+    name = _find_embedding(table, 0)
     adapted = next((view for view in views(table.checkpoints[0]) if view.adapts), None)
     if name is None or adapted is None:
         return None
@@ -141,13 +143,13 @@ def find_resized_rows(table: SourceTable) -> tuple[int, int] | None:
     return (before, after) if before != after else None
 
 
-def _height(table: SourceTable, model: int) -> int | None:
+def _find_height(table: SourceTable, model: int) -> int | None:
     """Return the number of rows of a model's input embedding, if it has one."""
-    name = _embedding(table, model)
+    name = _find_embedding(table, model)
     return table.checkpoints[model].spec(name).shape[0] if name is not None else None
 
 
-def _embedding(table: SourceTable, model: int) -> str | None:
+def _find_embedding(table: SourceTable, model: int) -> str | None:
     """Return the name of a model's input embedding, if it has one."""
     checkpoint, inside = table.checkpoints[model], table.layout(model).places
     for name in checkpoint.names():
@@ -156,11 +158,11 @@ def _embedding(table: SourceTable, model: int) -> str | None:
     return None
 
 
-def _names(table: SourceTable, model: int) -> dict[str, tuple[str, ...]]:
+def _find_names(table: SourceTable, model: int) -> dict[str, tuple[str, ...]]:
     """Return the vocabulary tensors of a model, each with its name in every model: matrices as high as its
     embedding, and their biases. A square matrix counts only by its name.
     """
-    checkpoint, inside, height = table.checkpoints[model], table.layout(model).places, _height(table, model)
+    checkpoint, inside, height = table.checkpoints[model], table.layout(model).places, _find_height(table, model)
     shapes = {name: checkpoint.spec(name).shape for name in checkpoint.names() if name not in inside}
     high = {n: s for n, s in shapes.items() if s and s[0] == height and not _POSITIONS.search(n)}
     matrices = {
@@ -182,15 +184,18 @@ def note_renumbered(recipe: Recipe, table: SourceTable) -> list[str]:
     if recipe.output.tokenizer is not None:
         return []
     notes = []
-    height = _height(table, 0)
+    height = _find_height(table, 0)
     differing = [
         i
         for i in range(1, len(table))
-        if height is not None and _height(table, i) == height and all(_files(table, i)) and not _same_file(table, i)
+        if height is not None
+        and _find_height(table, i) == height
+        and all(_find_files(table, i))
+        and not _is_same_file(table, i)
     ]
-    first = _ids(table, 0) if differing else {}
+    first = _read_ids(table, 0) if differing else {}
     for i in differing:
-        own = _ids(table, i)
+        own = _read_ids(table, i)
         if own == first:
             continue
         tokens = {row: token for token, row in first.items()}
@@ -203,7 +208,7 @@ def note_renumbered(recipe: Recipe, table: SourceTable) -> list[str]:
     return notes
 
 
-def _ids(table: SourceTable, model: int) -> Mapping[str, int]:
+def _read_ids(table: SourceTable, model: int) -> Mapping[str, int]:
     """Return a mapping of token to row; empty for an unreadable tokenizer, which is not needed otherwise."""
     try:
         tokens = table.tokens(model)
@@ -212,12 +217,12 @@ def _ids(table: SourceTable, model: int) -> Mapping[str, int]:
     return tokens.ids if tokens else {}
 
 
-def _tokens(table: SourceTable, heights: Sequence[int], source: int, where: str, notes: list[str]) -> list[Tokens]:
+def _read_tokens(table: SourceTable, heights: Sequence[int], source: int, where: str, notes: list[str]) -> list[Tokens]:
     """Return the tokens of every model; one without a tokenizer, unless it is the source, has those of the first."""
     base, lacks = table.tokens(0), "has no tokenizer.json, vocab.json or vocab.txt"
     found = []
     for i, model in enumerate(table.models):
-        own = base if _same_file(table, i) else table.tokens(i)
+        own = base if _is_same_file(table, i) else table.tokens(i)
         known = own or base
         if known is None or (own is None and i == source):
             raise CheckpointError(
@@ -249,21 +254,21 @@ def _check_ids(tokens: Tokens, height: int, where: str) -> None:
             )
 
 
-def _files(table: SourceTable, model: int) -> list[Path | None]:
+def _find_files(table: SourceTable, model: int) -> list[Path | None]:
     """Return the tokenizer.json of the base and of a model, each None if there is none."""
     places = [table.tokenizer(i).directory for i in (0, model)]
     return [p / "tokenizer.json" if p is not None and (p / "tokenizer.json").is_file() else None for p in places]
 
 
-def _same_file(table: SourceTable, model: int) -> bool:
+def _is_same_file(table: SourceTable, model: int) -> bool:
     """Return whether a model's tokenizer.json equals the base's byte by byte, so that it need not be read."""
-    base, own = _files(table, model)
+    base, own = _find_files(table, model)
     if base is None or own is None or table.tokenizer(0).added or table.tokenizer(model).added:
         return False
     return filecmp.cmp(base, own, shallow=False)
 
 
-def _output_ids(known: Vocabularies, notes: list[str]) -> tuple[dict[str, int], list[dict[str, Any]]]:
+def _number_tokens(known: Vocabularies, notes: list[str]) -> tuple[dict[str, int], list[dict[str, Any]]]:
     """Return a mapping of token to row of the output, and the records of tokens that the source's tokenizer lacks."""
     options, target = known.options, known.target
     ids = dict(target.ids)

@@ -29,7 +29,7 @@ CHARTS = 6
 def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     """Fill the page from the permutations, the aligned networks and the summary of the run, if there is one."""
     record = Record.load(directory / PERMUTATIONS)
-    symmetry, moved = record.symmetry, [_moved(permutations) for permutations in record.permutations]
+    symmetry, moved = record.symmetry, [_measure_moved(permutations) for permutations in record.permutations]
     aligned = {path.name.removesuffix(".safetensors"): path for path in sorted((directory / "aligned").iterdir())}
     summary = read_json(directory / SUMMARY)
     method = f" by {summary['method']}" if "method" in summary else ""
@@ -40,7 +40,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
         lines.append(f"cycle error {summary['cycle_error']:g}")
     page.items(lines)
     if isinstance(landscape := summary.get("landscape"), dict):
-        _barriers(page, landscape)
+        _add_barriers(page, landscape)
     page.heading("Similarity")
     if summary.get("pairs"):
         page.add(pair_table(summary))
@@ -49,7 +49,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
         page.add(distance_table(found, "Cosine and distance of all weights, aligned"))
     if len(record.trace) > 1:
         page.heading("The search")
-        page.chart(_climb(record.trace))
+        page.chart(_draw_climb(record.trace))
     page.heading("What moved")
     rows = [[name, atom.size, *(shares[name] for shares in moved)] for name, atom in symmetry.atoms.items()]
     names = summary.get("models") or [f"network {number}" for number in range(1, len(moved) + 1)]
@@ -61,10 +61,10 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     if merged is not None:
         page.heading("Their average")
         page.items(facts(contents(open_checkpoint(merged), check=check)))
-    return {"kind": "alignment", "models": list(names), "permutations": len(symmetry.atoms), **_kept(summary)}
+    return {"kind": "alignment", "models": list(names), "permutations": len(symmetry.atoms), **_select_results(summary)}
 
 
-def _barriers(page: Page, landscape: dict[str, Any]) -> None:
+def _add_barriers(page: Page, landscape: dict[str, Any]) -> None:
     """Add the loss on the way between networks, before and after alignment, and over the plane of the first three."""
     page.heading("Loss between the networks")
     page.text(barrier_verdict(landscape["segments"]))
@@ -80,7 +80,7 @@ def _barriers(page: Page, landscape: dict[str, Any]) -> None:
             page.chart(plane_chart(plane[when], plane["models"], caption, losses))
 
 
-def _moved(permutations: Permutations) -> dict[str, float]:
+def _measure_moved(permutations: Permutations) -> dict[str, float]:
     """Return the share of units that each permutation moves."""
     return {name: float(np.mean(index != np.arange(index.shape[-1]))) for name, index in permutations.items()}
 
@@ -98,7 +98,7 @@ def pair_table(summary: Mapping[str, Any]) -> Table:
     return Table(columns, rows, "Cosine and distance of all weights")
 
 
-def _climb(trace: Sequence[Step]) -> str:
+def _draw_climb(trace: Sequence[Step]) -> str:
     lines = []
     for run in dict.fromkeys(step.run for step in trace):
         steps = [(number, step.objective) for number, step in enumerate(trace, 1) if step.run == run]
@@ -107,5 +107,5 @@ def _climb(trace: Sequence[Step]) -> str:
     return line_chart(lines, "step", "objective", caption=caption)
 
 
-def _kept(summary: dict[str, Any]) -> dict[str, Any]:
+def _select_results(summary: dict[str, Any]) -> dict[str, Any]:
     return {key: summary[key] for key in ("method", "objective", "cycle_error", "pairs", "landscape") if key in summary}

@@ -75,9 +75,9 @@ def challenge_table(found: Mapping[str, Any]) -> Table:
         [
             c["label"],
             c["score"]["value"],
-            _ends(c["score"]),
+            _format_interval(c["score"]),
             "" if c["gain"] is None else f"{c['gain']['value']:+.3f}",
-            "" if c["gain"] is None else _ends(c["gain"]),
+            "" if c["gain"] is None else _format_interval(c["gain"]),
             c["against"] or "",
             "" if c["gain"] is None else Interval(**c["gain"]).verdict,
         ]
@@ -90,7 +90,7 @@ def race_table(found: Mapping[str, Any], limit: int | None = None) -> Table:
     """Return every contender with its last score, the number of questions per task, and why it left."""
     rejected = found["rejected"] or {}
     columns = ["contender", "score", "questions per task", *(["left the race"] if rejected else [])]
-    rows = [[label, score, budget, rejected.get(label, "")] for label, (budget, score) in _last(found).items()]
+    rows = [[label, score, budget, rejected.get(label, "")] for label, (budget, score) in _find_last(found).items()]
     return Table(columns, [row[: len(columns)] for row in rows[:limit]])
 
 
@@ -99,7 +99,7 @@ def race_chart(found: Mapping[str, Any]) -> str:
     ends = sorted({rung["budget"] for rung in found["rungs"]})
     dots = [
         Dot(label, rung["scores"][label], series=ends.index(rung["budget"]))
-        for label in _last(found)
+        for label in _find_last(found)
         for rung in found["rungs"]
         if rung["scores"].get(label) is not None
     ]
@@ -109,12 +109,12 @@ def race_chart(found: Mapping[str, Any]) -> str:
     )
 
 
-def _last(found: Mapping[str, Any]) -> dict[str, tuple[int, float | None]]:
+def _find_last(found: Mapping[str, Any]) -> dict[str, tuple[int, float | None]]:
     """Return the last rung of every contender and its score there, the furthest and best first."""
     last = {label: (rung["budget"], score) for rung in found["rungs"] for label, score in rung["scores"].items()}
     order = sorted(last, key=lambda label: (-last[label][0], float("inf") if (s := last[label][1]) is None else -s))
     return {label: last[label] for label in order}
 
 
-def _ends(interval: Mapping[str, float]) -> str:
+def _format_interval(interval: Mapping[str, float]) -> str:
     return f"{interval['low']:.3f} to {interval['high']:.3f}"

@@ -34,10 +34,10 @@ def fill(page: Page, changes: Changes) -> None:
     if layers := by_layer(changes):
         page.heading("What the merge changed")
         parents = list(dict.fromkeys(name for layer in layers for name in layer.to_parents))
-        page.chart(_distances(layers, parents))
-        page.chart(_shares(layers, parents))
+        page.chart(_draw_distances(layers, parents))
+        page.chart(_draw_shares(layers, parents))
         if len(parents) > 1:
-            page.chart(_conflicts(layers))
+            page.chart(_draw_conflicts(layers))
         page.add(layers_table(layers, parents), folded=True)
 
 
@@ -140,7 +140,7 @@ def short_labels(labels: Sequence[str]) -> list[str]:
     return short if len(set(short)) == len(short) else list(labels)
 
 
-def _distances(layers: Sequence[LayerChange], parents: Sequence[str]) -> str:
+def _draw_distances(layers: Sequence[LayerChange], parents: Sequence[str]) -> str:
     dots = []
     for layer in layers:
         dots += [Dot(layer.name, layer.to_parents[p], series=i) for i, p in enumerate(parents) if p in layer.to_parents]
@@ -151,7 +151,7 @@ def _distances(layers: Sequence[LayerChange], parents: Sequence[str]) -> str:
     return dot_plot(dots, "distance, in units of the norm before", legend=legend, caption=caption)
 
 
-def _shares(layers: Sequence[LayerChange], parents: Sequence[str]) -> str:
+def _draw_shares(layers: Sequence[LayerChange], parents: Sequence[str]) -> str:
     dots = [
         Dot(layer.name, layer.shares[name], series=number)
         for layer in layers
@@ -162,7 +162,7 @@ def _shares(layers: Sequence[LayerChange], parents: Sequence[str]) -> str:
     return dot_plot(dots, "share of each parent", legend=parents, guide=0.0, caption=caption)
 
 
-def _conflicts(layers: Sequence[LayerChange]) -> str:
+def _draw_conflicts(layers: Sequence[LayerChange]) -> str:
     caption = "Entries that some parents raised and others lowered."
     return dot_plot([Dot(layer.name, layer.conflicts) for layer in layers], "sign conflicts", caption=caption)
 

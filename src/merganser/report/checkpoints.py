@@ -69,20 +69,24 @@ def checks_table(directory: Path, found: Contents) -> Table:
     """Return a table that checks config and tokenizer against the tensors."""
     config = read_json(directory / "config.json")
     rows: list[list[object]] = []
-    if isinstance(expected := config.get("num_hidden_layers"), int) and (stacks := _stacks(found)):
+    if isinstance(expected := config.get("num_hidden_layers"), int) and (stacks := _count_layers(found)):
         counted = ", ".join(f"{count} in {stack}" for stack, count in stacks.items())
-        rows.append([f"layers: {expected} in config, {counted}", _yes(expected in stacks.values())])
+        rows.append([f"layers: {expected} in config, {counted}", _show_check(expected in stacks.values())])
     embedding = next((t for t in found.tensors if _is_embedding(t.name) and len(t.shape) == 2), None)
     if isinstance(vocabulary := config.get("vocab_size"), int) and embedding is not None:
-        rows.append([f"vocabulary: the same in config and {embedding.name}", _yes(vocabulary == embedding.shape[0])])
+        rows.append(
+            [f"vocabulary: the same in config and {embedding.name}", _show_check(vocabulary == embedding.shape[0])]
+        )
     if config.get("vocab_size"):
-        rows.append(["tokenizer: its files are there", _yes(any((directory / name).is_file() for name in _TOKENIZERS))])
+        rows.append(
+            ["tokenizer: its files are there", _show_check(any((directory / name).is_file() for name in _TOKENIZERS))]
+        )
     if any(tensor.not_finite is not None for tensor in found.tensors):
-        rows.append(["every value is finite", _yes(not any(tensor.not_finite for tensor in found.tensors))])
+        rows.append(["every value is finite", _show_check(not any(tensor.not_finite for tensor in found.tensors))])
     return Table(["check", "holds"], rows, "Checks")
 
 
-def _stacks(found: Contents) -> dict[str, int]:
+def _count_layers(found: Contents) -> dict[str, int]:
     """Return numbered layers by the name they are numbered under."""
     blocks = dict.fromkeys(block_of(tensor.name) for tensor in found.tensors)
     return Counter(block.rpartition(".")[0] for block in blocks if block.rpartition(".")[2].isdigit())
@@ -92,5 +96,5 @@ def _is_embedding(name: str) -> bool:
     return any(part in name for part in ("embed_tokens", "word_embeddings", "wte", "tok_embeddings"))
 
 
-def _yes(holds: bool) -> str:
+def _show_check(holds: bool) -> str:
     return "yes" if holds else "NO"

@@ -43,7 +43,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     best = {"mean": "max", "normalised": "max"}
     page.table(["model", *found["tasks"], "mean", "normalised"], found["merging"], best=best)
     page.text("Normalised accuracy is the mean over tasks of the merged model's accuracy over its expert's.")
-    page.chart(_means(found["merging"], found["images"]))
+    page.chart(_draw_means(found["merging"], found["images"]))
     page.heading("Three networks trained independently")
     page.table(["model", "accuracy"], found["alignment"])
     for recipe in sorted((directory / "recipes").glob("tsv.yml")):
@@ -52,7 +52,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     return {"kind": "demo", **found}
 
 
-def _means(rows: list[list[Any]], images: int) -> str:
+def _draw_means(rows: list[list[Any]], images: int) -> str:
     dots = []
     for name, *accuracies, mean, _ in rows:
         # The tasks share their images, so that their errors may add up: the mean of the errors is a bound.

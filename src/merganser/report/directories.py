@@ -84,9 +84,9 @@ def report(path: str | os.PathLike[str], *, check: bool = False) -> tuple[Page, 
         partial = path.with_name(f"{path.name}.partial")
         unfinished = f"; {partial} is an unfinished merge: resume it first" if partial.is_dir() else ""
         raise InputError(f"{path}: no such directory{unfinished}")
-    found = list(_found(path))
+    found = list(_recognise(path))
     if not found and path.is_dir():
-        found = [each for inner in sorted(path.iterdir()) if inner.is_dir() for each in _found(inner)]
+        found = [each for inner in sorted(path.iterdir()) if inner.is_dir() for each in _recognise(inner)]
     if not found:
         looked = ", ".join(kind.sign for kind in (*DIRECTORIES, *FILES))
         raise InputError(f"{path}: nothing to report on, here or one directory below; looked for {looked}")
@@ -106,14 +106,14 @@ def report(path: str | os.PathLike[str], *, check: bool = False) -> tuple[Page, 
                 result = {"kind": kind.name.lower(), "error": str(error)}
                 errors.append(error)
         results.append({"path": str(place), **result})
-        rows.append([Link(name, anchor), result["kind"], _mebibytes(result.get("bytes")), _brief(result)])
+        rows.append([Link(name, anchor), result["kind"], _to_mebibytes(result.get("bytes")), _brief(result)])
     if len(errors) == len(found):
         raise errors[0]
     page.overview(["name", "kind", "MiB", "in short"], rows, f"{len(rows)} results, each with a section below")
     return page, results
 
 
-def _mebibytes(size: int | dict[str, int] | None) -> float | None:
+def _to_mebibytes(size: int | dict[str, int] | None) -> float | None:
     """Return the size of weights, or of all experts of a library."""
     total = sum(size.values()) if isinstance(size, dict) else size
     return None if total is None else total / 2**20
@@ -146,7 +146,7 @@ def _brief(found: dict[str, Any]) -> str:
     return f"{made}{found['tensors']} tensors, {found['parameters']:,} parameters{missed}"
 
 
-def _found(path: Path) -> Iterator[tuple[Kind, Path]]:
+def _recognise(path: Path) -> Iterator[tuple[Kind, Path]]:
     """Yield what a path is: at most one kind of directory, and the files of other kinds in it."""
     if path.is_file():
         kinds = [kind for kind in FILES if kind.recognise(path)]

@@ -24,7 +24,7 @@ _SOUND = {True: "yes", False: "NO", None: "unknown"}
 def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     """Fill the page, from the manifest alone if the base is missing; `check` compares every file with its checksum."""
     manifest = Manifest.read(directory)
-    library, problem = _opened(directory)
+    library, problem = _try_open(directory)
     policy = manifest.policy
     bytes_of = {name: record.nbytes for name, record in manifest.experts.items()}
     lines = [
@@ -51,7 +51,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     page.chart(dot_plot(kept, "energy kept", caption="The share of each expert's energy that its file keeps."))
     page.add(Table(["expert", "MiB", "energy kept", "made from", "sha256"], rows, "Experts"))
     if library is not None:
-        _curves(page, library)
+        _add_curves(page, library)
     page.text(
         "Energy kept: the part of ‖expert − base‖² that was stored, over all tensors of an expert together, so "
         "that large "
@@ -76,7 +76,7 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     }
 
 
-def _curves(page: Page, library: Library) -> None:
+def _add_curves(page: Page, library: Library) -> None:
     """Add the energy that experts keep at smaller budgets, and the ranks of their layers."""
     points = predict_budgets(library)
     if len(points) > 1:
@@ -99,15 +99,15 @@ def _curves(page: Page, library: Library) -> None:
 def layer_table(layers: Iterable[LayerReport]) -> Table:
     """Return the size and error of every layer, over the experts together."""
     rows = [(each.layer, each, ", ".join(f"{count} {code}" for code, count in each.codes.items())) for each in layers]
-    return _stored_table("layer", rows)
+    return _tabulate("layer", rows)
 
 
 def tensor_table(tensors: Iterable[TensorReport]) -> Table:
     """Return the size and error of every tensor of every expert."""
-    return _stored_table("tensor", [(f"{each.expert}: {each.tensor}", each, each.code) for each in tensors])
+    return _tabulate("tensor", [(f"{each.expert}: {each.tensor}", each, each.code) for each in tensors])
 
 
-def _stored_table(what: str, rows: Sequence[tuple[str, LayerReport | TensorReport, str]]) -> Table:
+def _tabulate(what: str, rows: Sequence[tuple[str, LayerReport | TensorReport, str]]) -> Table:
     """Return a table of sizes, and of errors if any but those of tensors stored whole is known."""
     known = any(each.lost for _, each, _ in rows)
 
@@ -119,7 +119,7 @@ def _stored_table(what: str, rows: Sequence[tuple[str, LayerReport | TensorRepor
     return Table(columns, cells, f"Size and error of each {what}")
 
 
-def _opened(directory: Path) -> tuple[Library | None, str]:
+def _try_open(directory: Path) -> tuple[Library | None, str]:
     try:
         return Library(directory), ""
     except CheckpointError as error:

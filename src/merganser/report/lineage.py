@@ -64,8 +64,8 @@ def draw(root: Ancestor) -> str:
     for key, column in columns.items():
         places[key] = (column * _ACROSS + 5, rows.get(column, 0) * _DOWN + 5)
         rows[column] = rows.get(column, 0) + 1
-    lines = [_curve(places[one], places[other]) for one, other in edges]
-    boxes = [_box(nodes[key], *places[key]) for key in nodes]
+    lines = [_draw_curve(places[one], places[other]) for one, other in edges]
+    boxes = [_draw_box(nodes[key], *places[key]) for key in nodes]
     width, height = (max(columns.values()) * _ACROSS) + _WIDTH + 10, max(rows.values()) * _DOWN
     shape = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     label = html.escape(f"{root.label} descends from {len(nodes) - 1} models")
@@ -79,13 +79,13 @@ def _identity(ancestor: Ancestor) -> Any:
     return ancestor.lock or (ancestor.label, ancestor.repository, ancestor.revision, ancestor.files, ancestor.methods)
 
 
-def _curve(one: tuple[int, int], other: tuple[int, int]) -> str:
+def _draw_curve(one: tuple[int, int], other: tuple[int, int]) -> str:
     x, y, to_x, to_y = one[0] + _WIDTH, one[1] + _HEIGHT // 2, other[0], other[1] + _HEIGHT // 2
     middle = (x + to_x) // 2
     return f'<path d="M{x},{y} C{middle},{y} {middle},{to_y} {to_x},{to_y}"/>'
 
 
-def _box(ancestor: Ancestor, x: int, y: int) -> str:
+def _draw_box(ancestor: Ancestor, x: int, y: int) -> str:
     said = ", ".join([*(ancestor.methods or (ancestor.kind,)), *([ancestor.licence] if ancestor.licence else [])])
     return (
         f'<g transform="translate({x},{y})"><title>{html.escape(describe(ancestor))}</title>'

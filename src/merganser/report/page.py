@@ -107,7 +107,7 @@ class Page:
 
     def overview(self, columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> None:
         """Add a table directly below the introduction, at any time; its links are the table of contents."""
-        self._parts.insert(self._top, _table(columns, rows, caption, kind="overview"))
+        self._parts.insert(self._top, _render_table(columns, rows, caption, kind="overview"))
 
     def _heading(self, text: str, anchor: str) -> str:
         return f'<h{self._level} id="{anchor}">{html.escape(text)}</h{self._level}>'
@@ -141,7 +141,7 @@ class Page:
         """Add a table. Numbers are shown to three significant digits and sorted by value; `best` marks the "max" or
         "min" of a column.
         """
-        self._parts.append(_table(columns, rows, caption, best))
+        self._parts.append(_render_table(columns, rows, caption, best))
 
     def add(self, table: Table, *, folded: bool = False) -> None:
         """Add an existing table; a folded one shows only its caption and length until it is opened."""
@@ -149,7 +149,7 @@ class Page:
             self.table(table.columns, table.rows, table.caption)
             return
         summary = f"<summary>{html.escape(table.caption)}: {len(table.rows)} rows</summary>"
-        self._parts.append(f"<details>{summary}{_table(table.columns, table.rows)}</details>")
+        self._parts.append(f"<details>{summary}{_render_table(table.columns, table.rows)}</details>")
 
     def chart(self, chart: str) -> None:
         """Add a chart, made by a function of `merganser.report.charts`."""
@@ -166,7 +166,7 @@ class Page:
 
     def fragment(self) -> str:
         """Return the parts without a page, for a notebook; the style affects nothing outside."""
-        style = _nested(_STYLE + charts.STYLE)
+        style = _nest_style(_STYLE + charts.STYLE)
         return f'<div class="merganser"><style>.merganser {{ {style} }}</style>{"".join(self._parts)}</div>'
 
     def write(self, path: str | os.PathLike[str]) -> Path:
@@ -176,7 +176,7 @@ class Page:
         return file
 
 
-def _nested(style: str) -> str:
+def _nest_style(style: str) -> str:
     """Return rules that can be nested inside another: the root is that element, and the body is the notebook's."""
     return re.sub(r"^body \{.*\}$", "", style, flags=re.MULTILINE).replace(":root", "&")
 
@@ -186,36 +186,38 @@ _NOTHING = object()
 _TEXT = ' class="t"'
 
 
-def _table(
+def _render_table(
     columns: Sequence[str],
     rows: Sequence[Sequence[object]],
     caption: str = "",
     best: Mapping[str, str] | None = None,
     kind: str = "",
 ) -> str:
-    winners = {columns.index(name): _winner(rows, columns.index(name), which) for name, which in (best or {}).items()}
+    winners = {
+        columns.index(name): _find_winner(rows, columns.index(name), which) for name, which in (best or {}).items()
+    }
     texts = [any(isinstance(row[i], (str, Link)) for row in rows) for i in range(len(columns))]
     head = "".join(
         f'<th scope="col"{_TEXT * text}>{html.escape(name)}</th>' for name, text in zip(columns, texts, strict=True)
     )
     # On a phone an overview is a list without a head, so each cell knows its column.
     names = columns if kind == "overview" else [""] * len(columns)
-    body = "".join(
-        f"<tr>{''.join(_cell(v, v == winners.get(i, _NOTHING), names[i], texts[i]) for i, v in enumerate(row))}</tr>"
-        for row in rows
+    cells = (
+        [_render_cell(v, v == winners.get(i, _NOTHING), names[i], texts[i]) for i, v in enumerate(row)] for row in rows
     )
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
     mark = f' class="{kind}"' if kind else ""
     table = f"<table{mark}>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="scroll" tabindex="0">{table}</div>'
 
 
-def _winner(rows: Sequence[Sequence[object]], column: int, kind: str) -> object:
+def _find_winner(rows: Sequence[Sequence[object]], column: int, kind: str) -> object:
     values = [row[column] for row in rows if isinstance(row[column], (int, float))]
     return (max if kind == "max" else min)(values) if values else _NOTHING  # type: ignore[type-var]
 
 
-def _cell(value: object, best: bool, column: str = "", text_column: bool = False) -> str:
+def _render_cell(value: object, best: bool, column: str = "", text_column: bool = False) -> str:
     mark = ' class="best"' if best else _TEXT * text_column
     large = isinstance(value, int) and abs(value) >= 1000  # shown with separators, which would sort as text
     exact = f' data-value="{value!r}"' if isinstance(value, float) or large else ""

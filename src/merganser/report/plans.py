@@ -46,13 +46,15 @@ def summarise(merge: Merge, memory: int, workers: int | None = None) -> dict[str
     plan, sources = inner.plan, inner.sources
     licences = [licence for source in sources if (licence := read_licence(source.directory)) is not None]
     samples = sample_models(inner)
-    read = [sources[source.model].spec(source.name).nbytes for output in plan.outputs for source in _reads(output)]
+    read = [
+        sources[source.model].spec(source.name).nbytes for output in plan.outputs for source in _measure_reads(output)
+    ]
     return summarise_plan(plan) | {
         "bytes_in": sum(read),
         "bytes_out": merge.plan.bytes_out,
         "shards": len(lay_out(merge.plan)),
         "memory_bound": memory_bound(merge, workers or os.cpu_count() or 1, memory),
-        "download": _downloads(inner),
+        "download": _measure_downloads(inner),
         "licences": licences,
         "sampled": samples.nbytes,
         "notes": [*merge.plan.notes, *samples.notes, *find_conflicts(licences)],
@@ -109,7 +111,7 @@ def tensor_list(rows: list[dict[str, Any]]) -> str:
         base = f"; base {row['base']['model']}" if row["base"] else ""
         sources = [*row["sources"], *([row["base"]] if row["base"] else [])]
         renamed = [f"{each['model']}:{each['tensor']}" for each in sources if each["tensor"] != row["name"]]
-        parameters = ", ".join(f"{name} {_value(value)}" for name, value in row["parameters"].items())
+        parameters = ", ".join(f"{name} {_format_value(value)}" for name, value in row["parameters"].items())
         models = ", ".join(each["model"] for each in row["sources"])
         rule = f"{row['method']} of {models}{base}{parameters and '; '}{parameters}"
         rules.setdefault(rule, []).append((row["name"], ", ".join(renamed)))
@@ -120,13 +122,13 @@ def tensor_list(rows: list[dict[str, Any]]) -> str:
     return "\n\n".join(parts)
 
 
-def _downloads(merge: Merge) -> dict[str, int]:
+def _measure_downloads(merge: Merge) -> dict[str, int]:
     """Return the bytes that a merge downloads, by model: all of a hub model, or the ranges read by address."""
     from merganser.checkpoints.references import is_remote, parts
 
     used: dict[int, set[str]] = {}
     for output in merge.plan.outputs:
-        for read in _reads(output):
+        for read in _measure_reads(output):
             used.setdefault(read.model, set()).add(read.name)
     found = {}
     for i, (model, source) in enumerate(zip(merge.plan.models, merge.sources, strict=True)):
@@ -137,11 +139,11 @@ def _downloads(merge: Merge) -> dict[str, int]:
     return found
 
 
-def _reads(output: Output) -> tuple[Source, ...]:
+def _measure_reads(output: Output) -> tuple[Source, ...]:
     return (*output.inputs, output.base) if output.base else output.inputs
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Return a short form of a value: per-model values that agree are written once."""
     if isinstance(value, list) and value and all(each == value[0] for each in value):
         value = value[0]

@@ -71,7 +71,7 @@ def config_table(directory: Path) -> Table | None:
     """Return the entries of config.json, or of an adapter's config, that describe the model."""
     for name, keys in (("adapter_config.json", _ADAPTER), ("config.json", _CONFIG)):
         found = read_json(directory / name)
-        rows = [[key, _plain(found[key])] for key in keys if found.get(key) not in (None, "", {}, [])]
+        rows = [[key, _to_plain(found[key])] for key in keys if found.get(key) not in (None, "", {}, [])]
         if rows:
             return Table(["setting", "value"], rows, name)
     return None
@@ -83,5 +83,5 @@ def files_table(directory: Path) -> Table:
     return Table(["file", "bytes"], [[file.name, file.stat().st_size] for file in files], "Files")
 
 
-def _plain(value: object) -> str:
+def _to_plain(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -47,7 +47,7 @@ def fill_study(page: Page, study: Study) -> None:
         show(page, study)
     else:
         page.text(f"{len(trials)} of {design.search.trials} trials, none of them with a score yet.")
-        _trials(page, study)
+        _add_trials(page, study)
 
 
 def show(page: Page, study: Study) -> None:
@@ -63,7 +63,7 @@ def show(page: Page, study: Study) -> None:
         "A winner's estimated value is optimistic, since it won by it. Its score is the one on the test items, which "
         "neither the search nor the calibration of the estimator has seen.",
     )
-    _winners(page, study, summary)
+    _add_winners(page, study, summary)
     page.heading("Convergence")
     rows = [
         [g + 1, *(line[g] for line in summary.convergence.values())]
@@ -71,12 +71,12 @@ def show(page: Page, study: Study) -> None:
     ]
     page.table(["generation", *summary.convergence], rows, "Best estimate so far")
     _plot(page, study, summary)
-    _agreement(page, summary)
-    _cost(page, summary.cost)
-    _trials(page, study)
+    _add_agreement(page, summary)
+    _add_cost(page, summary.cost)
+    _add_trials(page, study)
 
 
-def _cost(page: Page, cost: StudyCost) -> None:
+def _add_cost(page: Page, cost: StudyCost) -> None:
     page.heading("Cost")
     page.text(
         f"{cost.asked} questions were asked of candidates, {cost.again} of the best again at the end, and "
@@ -99,7 +99,7 @@ def _cost(page: Page, cost: StudyCost) -> None:
     )
 
 
-def _winners(page: Page, study: Study, summary: Summary) -> None:
+def _add_winners(page: Page, study: Study, summary: Summary) -> None:
     page.heading("Winners on unseen items")
     models = [*((_name(winner.trial), winner) for winner in summary.winners), *tested_endpoints(summary)]
     scores = dict.fromkeys(score for winner in summary.winners for score in winner.intervals)
@@ -144,7 +144,7 @@ def _name(trial: Trial) -> str:
     return f"trial {trial.generation}:{trial.position}"
 
 
-def _agreement(page: Page, summary: Summary) -> None:
+def _add_agreement(page: Page, summary: Summary) -> None:
     if not summary.agreement:
         return
     page.heading("The estimator compared with full evaluation")
@@ -168,7 +168,7 @@ def _plot(page: Page, study: Study, summary: Summary) -> None:
     if len(valid) > 1:
         first = study.design.objectives[0]
         scores = [trial.objectives[first.name] for trial in valid]
-        kept = _telling(names, valid, scores)
+        kept = _select_variables(names, valid, scores)
         rows = [[(trial.values or {})[name] for name in kept] for trial in valid]
         some = f"The {len(kept)} of {len(names)} variables that go along with the score most." if kept != names else ""
         caption = f"Every trial, by its estimated {first.name}. {some}".strip()
@@ -186,7 +186,7 @@ def _plot(page: Page, study: Study, summary: Summary) -> None:
     page.chart(line_chart(points, x, y))
 
 
-def _telling(names: list[str], trials: Sequence[Trial], scores: Sequence[float]) -> list[str]:
+def _select_variables(names: list[str], trials: Sequence[Trial], scores: Sequence[float]) -> list[str]:
     """Return the variables to draw: all if they fit, else those whose ranks go along with the score most."""
     if len(names) <= AXES:
         return names
@@ -203,7 +203,7 @@ def _telling(names: list[str], trials: Sequence[Trial], scores: Sequence[float])
     return [name for name in names if name in strongest]
 
 
-def _trials(page: Page, study: Study) -> None:
+def _add_trials(page: Page, study: Study) -> None:
     """Add every trial, with its error if it failed."""
     page.heading("Trials")
     objectives = [objective.name for objective in study.design.objectives]

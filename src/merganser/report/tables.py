@@ -51,11 +51,11 @@ class Table:
         full = [max(len(line[i]) for line in cells) for i in range(len(self.columns))]
         kept = [number or _are_ranges([line[i] for line in cells[1:]]) for i, number in enumerate(numeric)]
         least = [size if keep else min(size, _LEAST) for size, keep in zip(full, kept, strict=True)]
-        least[:1] = [_least([line[0] for line in cells], room)] if least else []
+        least[:1] = [_find_least_width([line[0] for line in cells], room)] if least else []
         narrow = _shrink(full, least, room)
         full[:1], least[:1] = narrow[:1], narrow[:1]  # the first column looks the same in every part
         parts = []
-        for group in _groups(narrow, room):
+        for group in _group_columns(narrow, room):
             widths = _shrink([full[i] for i in group], [least[i] for i in group], room)
             chosen = [[line[i] for i in group] for line in cells]
             sentences = len(group) > 1 and any(line[-1].count(" ") >= _SENTENCE for line in chosen)
@@ -109,14 +109,14 @@ def _shrink(widths: list[int], least: Sequence[int], room: int) -> list[int]:
     return found
 
 
-def _least(names: Sequence[str], room: int) -> int:
+def _find_least_width(names: Sequence[str], room: int) -> int:
     """Return the width at which the names of rows, shortened to half the room or more, still differ."""
     full, count = max(map(len, names), default=0), len(set(names))
     sizes = range(min(full, room // 2), full + 1)
     return next((size for size in sizes if len({shorten(name, size) for name in names}) == count), full)
 
 
-def _groups(widths: Sequence[int], room: int) -> list[list[int]]:
+def _group_columns(widths: Sequence[int], room: int) -> list[list[int]]:
     """Return the columns that stand beside each other, the first in every group."""
     groups, used = [[0]] if widths else [], sum(widths[:1])
     for i, width in enumerate(widths[1:], 1):

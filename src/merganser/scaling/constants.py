@@ -52,13 +52,15 @@ def measure(directory: Path, size: int = 1 << 26) -> Machine:
         place = Path(name)
         disk = measure_disk(place / "file", size, cores)
         shapes = {f"w{index}": (1024, 1024) for index in range(max(1, size // (3 << 21)))}
-        base = _merging(place / "small", {f"w{index}": (8, 8) for index in range(_SMALL_TENSORS)}, 2, "linear")[0]
+        base = _measure_merging(place / "small", {f"w{index}": (8, 8) for index in range(_SMALL_TENSORS)}, 2, "linear")[
+            0
+        ]
         per_tensor = base / _SMALL_TENSORS
 
         side = max(2, math.isqrt(size // 64))
 
         def rate(method: str, kind: str, shapes: Mapping[str, tuple[int, ...]], models: int) -> float:
-            seconds, work = _merging(place / method, shapes, models, method, kind)
+            seconds, work = _measure_merging(place / method, shapes, models, method, kind)
             return work.amounts[kind] / max(seconds - work.tensors * per_tensor, 1e-9)
 
         return Machine(
@@ -126,7 +128,7 @@ def measure_start_up(directory: Path) -> float:
     return after.children_user + after.children_system - before.children_user - before.children_system
 
 
-def _merging(
+def _measure_merging(
     directory: Path, shapes: Mapping[str, tuple[int, ...]], models: int, method: str, kind: str = "elementwise"
 ) -> tuple[float, Work]:
     """Processor seconds of a merge with one worker, its files in memory; a small one before it has imported all."""

@@ -32,7 +32,7 @@ def build_command(roots: Roots, kind: str, values: Mapping[str, Any]) -> Command
 
 def _merge(roots: Roots, values: Mapping[str, Any]) -> Command:
     """A recipe's text is given on standard input, from the directory that its relative paths are in."""
-    text, out = values["text"], _output(roots, values["out"])
+    text, out = values["text"], _check_output(roots, values["out"])
     roots.prepare(text, values.get("beside"))
     overwrite = values.get("overwrite")
     if out.exists() and not overwrite:
@@ -56,12 +56,12 @@ def _check(roots: Roots, values: Mapping[str, Any]) -> Command:
         f"Check {values['path']}",
         words("inspect", path, check=True, json=True),
         str(roots.home),
-        shown=_shown(values),
+        shown=_show(values),
     )
 
 
 def _interference(roots: Roots, values: Mapping[str, Any]) -> Command:
-    experts = _named(roots, values["experts"])
+    experts = _name_expert(roots, values["experts"])
     title = f"Interference of {', '.join(name.partition('=')[0] for name in experts)}"
     layers = 0 if values.get("all") else None  # None leaves it to the command, which measures a few
     arguments = words("inspect", *experts, base=roots.locate(values["base"]), layers=layers, json=True)
@@ -69,8 +69,8 @@ def _interference(roots: Roots, values: Mapping[str, Any]) -> Command:
 
 
 def _library(roots: Roots, values: Mapping[str, Any]) -> Command:
-    out = _output(roots, values["out"])
-    experts, base = _named(roots, values["experts"]), roots.locate(values["base"])
+    out = _check_output(roots, values["out"])
+    experts, base = _name_expert(roots, values["experts"]), roots.locate(values["base"])
     arguments = words("library", "build", str(out), *experts, base=base, budget=values.get("budget"), json=True)
     shown = {"screen": "library", "path": roots.show(out)}
     return Command("library", f"Build {roots.show(out)}", arguments, str(roots.home), shown=shown)
@@ -90,7 +90,7 @@ def _evolve(roots: Roots, values: Mapping[str, Any]) -> Command:
 
 
 def _export(roots: Roots, values: Mapping[str, Any]) -> Command:
-    study, out = roots.find(values["path"]), _output(roots, values["out"])
+    study, out = roots.find(values["path"]), _check_output(roots, values["out"])
     arguments = words("evolve", "export", str(study), str(out), trial=values.get("trial"), json=True)
     shown = {"screen": "recipe", "path": roots.show(out)}
     return Command("export", f"Export {roots.show(out)}", arguments, str(roots.home), shown=shown)
@@ -100,7 +100,7 @@ def _evaluate(roots: Roots, values: Mapping[str, Any]) -> Command:
     path = roots.locate(values["path"])
     parents = [word for parent in values.get("parents", ()) for word in words(parent=roots.locate(parent))]
     arguments = words("evaluate", path, *parents, json=True)
-    return Command("evaluate", f"Evaluate {values['path']}", arguments, str(roots.home), shown=_shown(values))
+    return Command("evaluate", f"Evaluate {values['path']}", arguments, str(roots.home), shown=_show(values))
 
 
 KINDS: Mapping[str, Callable[[Roots, Mapping[str, Any]], Command]] = {
@@ -114,11 +114,11 @@ KINDS: Mapping[str, Callable[[Roots, Mapping[str, Any]], Command]] = {
 }
 
 
-def _shown(values: Mapping[str, Any]) -> dict[str, str]:
+def _show(values: Mapping[str, Any]) -> dict[str, str]:
     return {"screen": "checkpoint", "path": values["path"]}
 
 
-def _output(roots: Roots, text: str) -> Path:
+def _check_output(roots: Roots, text: str) -> Path:
     """Return a place to write: inside the directories, not hidden, and not one of the directories themselves."""
     if not text.strip():
         raise InputError("name the place to write to")
@@ -128,7 +128,7 @@ def _output(roots: Roots, text: str) -> Path:
     return path
 
 
-def _named(roots: Roots, experts: Mapping[str, str] | Sequence[str]) -> list[str]:
+def _name_expert(roots: Roots, experts: Mapping[str, str] | Sequence[str]) -> list[str]:
     """Return `NAME=PATH` for every expert; a path without a name is named after its last part."""
     if not experts:
         raise InputError("name the experts")

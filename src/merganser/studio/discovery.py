@@ -46,28 +46,28 @@ def _walk(roots: Roots, directory: Path, depth: int) -> Iterator[Item]:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except OSError:
         return
-    inside = [entry for entry in entries if not entry.name.startswith(".") and _allowed(roots, entry)]
+    inside = [entry for entry in entries if not entry.name.startswith(".") and _is_allowed(roots, entry)]
     files = {entry.name: Path(entry.path) for entry in inside if entry.is_file()}
-    kind = _directory_kind(files)
+    kind = _classify_directory(files)
     if kind is not None:
         weights = [path for name, path in files.items() if name.endswith(_WEIGHTS)]
-        within = _files_within(directory) if kind == "library" else []
-        yield _item(roots, kind, directory, within or weights or list(files.values()), files)
+        within = _find_files(directory) if kind == "library" else []
+        yield _describe_item(roots, kind, directory, within or weights or list(files.values()), files)
     for name, path in files.items():
-        if (file_kind := _file_kind(path, kind)) is not None:
-            yield _item(roots, file_kind, path, [path], {name: path})
+        if (file_kind := _classify_file(path, kind)) is not None:
+            yield _describe_item(roots, file_kind, path, [path], {name: path})
     if kind in (None, "alignment") and depth:
         for entry in inside:
             if entry.is_dir() and not entry.name.endswith(".partial"):
                 yield from _walk(roots, Path(entry.path), depth - 1)
 
 
-def _files_within(directory: Path) -> list[Path]:
+def _find_files(directory: Path) -> list[Path]:
     """Return the files of a directory and of those inside it; links to directories are not followed."""
     return [Path(place, name) for place, _, names in os.walk(directory) for name in names]
 
 
-def _allowed(roots: Roots, entry: os.DirEntry[str]) -> bool:
+def _is_allowed(roots: Roots, entry: os.DirEntry[str]) -> bool:
     if not entry.is_symlink():
         return True
     try:
@@ -77,7 +77,7 @@ def _allowed(roots: Roots, entry: os.DirEntry[str]) -> bool:
     return entry.is_file()  # a linked directory may lead back here
 
 
-def _directory_kind(files: dict[str, Path]) -> str | None:
+def _classify_directory(files: dict[str, Path]) -> str | None:
     for name, kind in (
         ("library.json", "library"),
         ("masks.json", "library"),
@@ -91,19 +91,19 @@ def _directory_kind(files: dict[str, Path]) -> str | None:
     return "checkpoint" if weights and ("config.json" in files or any(map(_MODEL.match, files))) else None
 
 
-def _file_kind(path: Path, inside: str | None) -> str | None:
+def _classify_file(path: Path, inside: str | None) -> str | None:
     if path.suffix == ".sqlite":
         return "study"
     if path.name.endswith(".sweep.jsonl"):
         return "sweep"
     if path.suffix in (".yml", ".yaml") and inside is None:
-        return _yaml_kind(path)
+        return _classify_yaml(path)
     if path.suffix == ".jsonl" and inside is None and guess_kind(path):
         return "questions"
     return "checkpoint" if path.suffix in _WEIGHTS and inside is None else None
 
 
-def _yaml_kind(path: Path) -> str | None:
+def _classify_yaml(path: Path) -> str | None:
     """Recognise a recipe, or the run file of a search, by the keys at the start of its lines."""
     try:
         with path.open(encoding="utf-8") as file:
@@ -116,17 +116,17 @@ def _yaml_kind(path: Path) -> str | None:
     return "recipe" if keys & {"method", "merge_method", "expression"} else None
 
 
-def _item(roots: Roots, kind: str, path: Path, counted: list[Path], files: dict[str, Path]) -> Item:
+def _describe_item(roots: Roots, kind: str, path: Path, counted: list[Path], files: dict[str, Path]) -> Item:
     stats = [file.stat() for file in counted if file.exists()]  # a job may be removing what it finds here
-    facts = _facts(kind, counted, files)
+    facts = _describe_facts(kind, counted, files)
     size, latest = sum(stat.st_size for stat in stats), max((stat.st_mtime for stat in stats), default=0.0)
     return Item(kind, roots.show(path), size, latest, facts)
 
 
-def _facts(kind: str, counted: list[Path], files: dict[str, Path]) -> dict[str, Any]:
+def _describe_facts(kind: str, counted: list[Path], files: dict[str, Path]) -> dict[str, Any]:
     if kind in ("checkpoint", "adapter"):
         merged = {"merged": True} if kind == "checkpoint" and LOCK_FILE in files else {}
-        return _weights(counted) | _config(files.get("config.json")) | merged
+        return _read_weight_facts(counted) | _read_config_facts(files.get("config.json")) | merged
     if kind == "questions":
         return {"kind": guess_kind(counted[0])}
     if kind == "library" and "library.json" in files:
@@ -135,7 +135,7 @@ def _facts(kind: str, counted: list[Path], files: dict[str, Path]) -> dict[str, 
     return {}
 
 
-def _config(path: Path | None) -> dict[str, Any]:
+def _read_config_facts(path: Path | None) -> dict[str, Any]:
     """Return what a config says about the network; `live` if it can generate text in the mixer."""
     if path is None:
         return {}
@@ -146,13 +146,13 @@ def _config(path: Path | None) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value not in ("", None)}
 
 
-def _weights(files: list[Path]) -> dict[str, Any]:
+def _read_weight_facts(files: list[Path]) -> dict[str, Any]:
     """Return parameters and dtypes, from the headers of safetensors files; `damaged` if one is cut short."""
     parameters, dtypes, damaged = 0, set(), False
     for path in files:
         if path.suffix != ".safetensors":
             return {}
-        header, room = _header(path)
+        header, room = _read_header(path)
         damaged |= room < 0
         for name, entry in header.items():
             shape = entry.get("shape") if name != "__metadata__" and isinstance(entry, dict) else None
@@ -171,7 +171,7 @@ def _end(entry: dict[str, Any]) -> int:
     return offsets[-1] if isinstance(offsets, list) and offsets and isinstance(offsets[-1], int) else 0
 
 
-def _header(path: Path) -> tuple[dict[str, Any], int]:
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     """Return the header of a safetensors file, and the number of bytes after it, which is negative if it has none."""
     try:
         with path.open("rb") as file:

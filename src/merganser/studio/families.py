@@ -44,13 +44,13 @@ def find_family(roots: Roots, items: Sequence[Item]) -> dict[str, list[str] | st
     if len(group) < 2:
         return {"base": None, "models": [item.path for item in group]}
     called = [item for item in group if re.search("base", item.path, re.IGNORECASE)]
-    base = min(called, key=lambda item: len(item.path)) if called else _nearest(roots, group[:MOST])
+    base = min(called, key=lambda item: len(item.path)) if called else _find_nearest(roots, group[:MOST])
     family = [base, *(item for item in group if item is not base)][:MOST]
     others = [item.path for item in family if item is not base]
     return {"base": base.path, "models": sorted(others, key=natural_order)}
 
 
-def _nearest(roots: Roots, family: Sequence[Item]) -> Item:
+def _find_nearest(roots: Roots, family: Sequence[Item]) -> Item:
     """Return the item with the smallest sum of distances to the others; the oldest if that does not tell."""
     oldest = min(family, key=lambda item: item.modified)
     if len(family) == 2:
@@ -73,13 +73,13 @@ def _sample(roots: Roots, paths: Sequence[str]) -> list[npt.NDArray[np.float32]]
     rows = {name: -(-ENTRIES // max(1, first.spec(name).shape[1])) for name in chosen}
     return [
         np.concatenate(
-            [np.zeros(1, np.float32), *(_first_entries(c, n, min(rows[n], c.spec(n).shape[0])) for n in chosen)]
+            [np.zeros(1, np.float32), *(_read_first_entries(c, n, min(rows[n], c.spec(n).shape[0])) for n in chosen)]
         )
         for c in opened
     ]
 
 
-def _first_entries(checkpoint: Checkpoint, name: str, rows: int) -> npt.NDArray[np.float32]:
+def _read_first_entries(checkpoint: Checkpoint, name: str, rows: int) -> npt.NDArray[np.float32]:
     """Read the first entries of a matrix, without importing torch where they are stored as they are."""
     entries = read_entries(checkpoint, name, (0, rows))
     if entries is None:

@@ -109,7 +109,7 @@ class Jobs:
         directory = self._directory(name)
         record: dict[str, Any] = read_json(directory / "job.json")
         ended = read_object(directory / "exit.json")
-        events = _events(directory / "events.jsonl")
+        events = _read_events(directory / "events.jsonl")
         progress = next((e for e in reversed(events) if "total" in e and "done" in e), None)
         error = next((e["message"] for e in reversed(events) if e.get("event") == "error"), None)
         status = self._status(directory, record, ended)
@@ -137,8 +137,8 @@ class Jobs:
         """Return a job with its last events and the end of its log."""
         directory = self._directory(name)
         return self.describe(name) | {
-            "events": _events(directory / "events.jsonl")[-events:],
-            "log": _tail(directory / "log.txt"),
+            "events": _read_events(directory / "events.jsonl")[-events:],
+            "log": _read_tail(directory / "log.txt"),
         }
 
     def result(self, name: str) -> Any:
@@ -192,17 +192,17 @@ class Jobs:
         return directory
 
 
-def _tail(path: Path) -> str:
+def _read_tail(path: Path) -> str:
     with contextlib.suppress(OSError), path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL))
         return file.read().decode("utf-8", "replace")
     return ""
 
 
-def _events(path: Path) -> list[dict[str, Any]]:
+def _read_events(path: Path) -> list[dict[str, Any]]:
     """Return the last events, without incomplete or invalid lines."""
     found = []
-    for line in _tail(path).splitlines():
+    for line in _read_tail(path).splitlines():
         with contextlib.suppress(ValueError):
             event = parse_json(line)
             if isinstance(event, dict) and "event" in event:

@@ -118,23 +118,23 @@ class Player:
             turn = self._turn
         reference: str | None = None
         for index, document in enumerate(documents):
-            yield {"index": index, **self._in_turn(turn, lambda document=document: self._load(document))}
+            yield {"index": index, **self._run_in_turn(turn, lambda document=document: self._load(document))}
             said = ""
             if prompt is not None:
                 for event in self._speak(turn, prompt):
                     said += event.get("text", "")
                     yield {"index": index, **event}
             if compare and prompt is not None and (reference := said if reference is None else reference):
-                found = self._in_turn(turn, lambda text=reference: self._likelihood(text, prompt))
+                found = self._run_in_turn(turn, lambda text=reference: self._likelihood(text, prompt))
                 yield {"index": index, "event": "likelihood", "tokens": found}
             if texts:
-                loss = self._in_turn(turn, lambda: self._loss(texts))
+                loss = self._run_in_turn(turn, lambda: self._loss(texts))
                 yield {"index": index, "event": "loss", "loss": loss}
             if questions is not None:
                 yield from ({"index": index, **event} for event in self._score(turn, questions))
             yield {"index": index, "event": "end"}
 
-    def _in_turn(self, turn: int, work: Any) -> Any:
+    def _run_in_turn(self, turn: int, work: Any) -> Any:
         """Run one step of a request, unless a later request has come. The lock is not held while the client reads."""
         with self._lock:
             if turn != self._turn:
@@ -198,11 +198,11 @@ class Player:
     def _speak(self, turn: int, prompt: Prompt) -> Iterator[PlayedEvent]:
         assert self._now is not None
         if self._now.kind != "causal-lm":
-            yield self._in_turn(turn, lambda: self._classify(prompt.text))
+            yield self._run_in_turn(turn, lambda: self._classify(prompt.text))
             return
-        state = self._in_turn(turn, lambda: _Decoding(self._now, prompt))
+        state = self._run_in_turn(turn, lambda: _Decoding(self._now, prompt))
         for _ in range(prompt.tokens):
-            piece = self._in_turn(turn, state.step)
+            piece = self._run_in_turn(turn, state.step)
             if piece is None:
                 return
             if piece:
@@ -212,14 +212,14 @@ class Player:
         """Answers to a few questions at a time, so that a later request does not wait for all of them."""
         assert self._now is not None
         module, directory = self._now.live.module, self._now.directory
-        quiz = self._in_turn(turn, lambda: questions.open(directory))
+        quiz = self._run_in_turn(turn, lambda: questions.open(directory))
         wanted = "sequence-classification" if quiz.kind == "classification" else "causal-lm"
         if self._now.kind != wanted:
             asked = "text classifiers" if quiz.kind == "classification" else "language models"
             raise InputError(f"{questions.path.name}: questions of kind {quiz.kind} are for {asked}")
         answers: list[float] = []
         for part in quiz.parts():
-            answers += self._in_turn(turn, lambda part=part: quiz.ask(module, part))
+            answers += self._run_in_turn(turn, lambda part=part: quiz.ask(module, part))
             yield {"event": "score", **quiz.describe(answers)}
 
     def _classify(self, text: str) -> PlayedEvent:
@@ -255,7 +255,7 @@ class Player:
         with torch.inference_mode():
             logits = self._now.live.module(ids).logits[0, :-1].float().log_softmax(-1)
         chosen = [None, *logits.gather(1, ids[0, 1:, None])[:, 0].tolist()][len(before) :]
-        return [[piece, value] for piece, value in zip(_pieces(tokenizer, own), chosen, strict=True)]
+        return [[piece, value] for piece, value in zip(split_pieces(tokenizer, own), chosen, strict=True)]
 
 
 class _Decoding:
@@ -299,7 +299,7 @@ class _Decoding:
         return new
 
 
-def _pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+def split_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """Return what every token adds to a text. Decoded alone, tokens of some tokenizers lose their leading space."""
     texts = ["", *(str(tokenizer.decode(ids[: end + 1])) for end in range(len(ids)))]
     complete = [text.rstrip("\ufffd") for text in texts]

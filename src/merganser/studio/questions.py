@@ -67,7 +67,7 @@ class Quiz:
         from merganser.evolve.intervals import score_interval
 
         return {
-            **_shown(score_interval(np.array(answers))),
+            **_show(score_interval(np.array(answers))),
             "answers": list(answers),
             "count": len(answers),
             "total": len(self.items),
@@ -135,8 +135,8 @@ def compare_answers(left: Sequence[float], right: Sequence[float], lower_is_bett
         raise InputError(f"{len(left)} answers beside {len(right)}: both models must be asked the same questions")
     objective = Objective("score", {"score": 1.0}, not lower_is_better)
     found = paired_interval(objective, {"score": np.array(left)}, {"score": np.array(right)})
-    return {**_shown(found), "verdict": found.verdict, "count": len(left)}
+    return {**_show(found), "verdict": found.verdict, "count": len(left)}
 
 
-def _shown(interval: Interval) -> dict[str, float]:
+def _show(interval: Interval) -> dict[str, float]:
     return {"value": interval.value, "low": interval.low, "high": interval.high}

@@ -83,14 +83,14 @@ class Roots:
 
     def locate(self, reference: str) -> str:
         """Return a checkpoint reference (`model`, `model+adapter`) with absolute paths inside the directories."""
-        return "+".join(map(str, self._parts(reference)))
+        return "+".join(map(str, self._split_reference(reference)))
 
-    def _parts(self, reference: str) -> list[Path]:
+    def _split_reference(self, reference: str) -> list[Path]:
         """Return the paths of a reference. The base that an adapter names is looked for where jobs look for it, in the
         first directory.
         """
         found = [self.find(part) for part in parts(reference, self._exists)]
-        base = _base_of(found[0])
+        base = _find_base(found[0])
         return [self.find(base), *found] if base and self._exists(base) else found
 
     def _exists(self, part: str) -> bool:
@@ -103,14 +103,14 @@ class Roots:
         """Open a checkpoint inside the directories; one whose files are unchanged is opened once."""
         from merganser.checkpoints.opening import open as open_checkpoint
 
-        found = self._parts(reference)
+        found = self._split_reference(reference)
         place = "+".join(map(str, found))
         known = self._opened.get(place)
         if known is None or known[1] != _stamp(known[1]):
             fresh = open_checkpoint(place)
             for file in fresh.files():
                 self.find(str(file))
-            paths = [path for part in found for path in _with_content(part)]
+            paths = [path for part in found for path in _list_content(part)]
             self._opened[place] = known = fresh, _stamp([*paths, *fresh.files()])
         return known[0]
 
@@ -149,7 +149,7 @@ class Roots:
                 self._check(entry.recipe)
 
 
-def _base_of(path: Path) -> str | None:
+def _find_base(path: Path) -> str | None:
     """Return the base that the directory of an adapter names; None if it is no adapter."""
     if not is_adapter(path):
         return None
@@ -157,17 +157,17 @@ def _base_of(path: Path) -> str | None:
     return base if isinstance(base, str) else None
 
 
-def _with_content(path: Path) -> list[Path]:
+def _list_content(path: Path) -> list[Path]:
     """Return a path, and what is in it if it is a directory."""
     return [path, *path.iterdir()] if path.is_dir() else [path]
 
 
 def _stamp(paths: Iterable[Path]) -> _Stamps:
     """Return what changes when a file is written or replaced, or a directory gets another file, for every path."""
-    return {path: _stamp_of(path) for path in paths}
+    return {path: _read_stamp(path) for path in paths}
 
 
-def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+def _read_stamp(path: Path) -> tuple[int, int, int] | None:
     try:
         found = path.stat()
     except OSError:

@@ -19,17 +19,17 @@ async def watch(look: Callable[[], Any], every: float = LOOK, ignore: str = "") 
     before: str | None = None
     while True:
         found = await asyncio.to_thread(look)
-        mark = json.dumps(_without(found, ignore), sort_keys=True, default=str)
+        mark = json.dumps(_drop_keys(found, ignore), sort_keys=True, default=str)
         if mark != before:
             before = mark
             yield found
         await asyncio.sleep(every)
 
 
-def _without(value: Any, key: str) -> Any:
+def _drop_keys(value: Any, key: str) -> Any:
     if isinstance(value, dict):
-        return {name: _without(each, key) for name, each in value.items() if name != key}
-    return [_without(each, key) for each in value] if isinstance(value, list) else value
+        return {name: _drop_keys(each, key) for name, each in value.items() if name != key}
+    return [_drop_keys(each, key) for each in value] if isinstance(value, list) else value
 
 
 async def async_lines(events: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[str]:

@@ -48,8 +48,8 @@ def build_gates(
         drawn = torch.rand((layers, len(entries), hidden), generator=generator)
         return (2 * drawn - 1).div(hidden**0.5)
     if recipe.gate_mode == "singular":
-        return singular_gates(base, experts, _mlp_inputs(recipe, base, layers))
-    embed = _embedder(recipe, base, layers)
+        return singular_gates(base, experts, _capture_mlp_inputs(recipe, base, layers))
+    embed = _build_embedder(recipe, base, layers)
     return torch.stack([_unit(embed(entry.positive) - embed(entry.negative)) for entry in entries], dim=1)
 
 
@@ -57,11 +57,11 @@ def _unit(vectors: Tensor) -> Tensor:
     return vectors.div(vectors.norm(dim=-1, keepdim=True).clamp(min=1e-8))
 
 
-def _embedder(recipe: MoERecipe, base: Checkpoint, layers: int) -> Callable[[Sequence[str]], Tensor]:
+def _build_embedder(recipe: MoERecipe, base: Checkpoint, layers: int) -> Callable[[Sequence[str]], Tensor]:
     """Return a function from prompts to a vector per layer, (layers, hidden), zero without prompts."""
     transformers = require("transformers", "hf")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(_runnable(recipe, base).directory)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(_require_runnable(recipe, base).directory)
     except (OSError, ValueError) as error:  # transformers has no common kind for absent and damaged files
         raise InputError(
             f"gate_mode: {recipe.gate_mode} reads the prompts with the tokenizer of {base.label}, which cannot be "
@@ -95,7 +95,7 @@ def _embedder(recipe: MoERecipe, base: Checkpoint, layers: int) -> Callable[[Seq
     return states
 
 
-def _runnable(recipe: MoERecipe, base: Checkpoint) -> Checkpoint:
+def _require_runnable(recipe: MoERecipe, base: Checkpoint) -> Checkpoint:
     """Return the base, which must have a config to be run."""
     if base.directory is None or not (base.directory / "config.json").is_file():
         raise InputError(f"gate_mode: {recipe.gate_mode} runs {base.label}, which has no config.json")
@@ -112,9 +112,9 @@ def _load_base(transformers: Any, base: Checkpoint) -> Any:
     return model
 
 
-def _mlp_inputs(recipe: MoERecipe, base: Checkpoint, layers: int) -> list[Tensor]:
+def _capture_mlp_inputs(recipe: MoERecipe, base: Checkpoint, layers: int) -> list[Tensor]:
     """Return what enters the MLP of every layer, (tokens, hidden), while the base writes a few texts."""
-    model = _load_base(require("transformers", "hf"), _runnable(recipe, base))
+    model = _load_base(require("transformers", "hf"), _require_runnable(recipe, base))
     kept: list[list[Tensor]] = [[] for _ in range(layers)]
     for own, layer in zip(kept, model.model.layers, strict=True):
         layer.post_attention_layernorm.register_forward_hook(lambda _m, _i, output, own=own: own.append(output[:, -1]))
@@ -149,7 +149,7 @@ def singular_gates(base: Checkpoint, experts: Sequence[Checkpoint], states: Sequ
     for layer, own in enumerate(states):
         inputs = own.double()
         mean, square = inputs.mean(0), inputs.pow(2).sum(1).mean()
-        moments = [square * _second_moment(base, expert, f"model.layers.{layer}.mlp.") for expert in experts]
+        moments = [square * _compute_second_moment(base, expert, f"model.layers.{layer}.mlp.") for expert in experts]
         along = torch.stack([moment @ mean for moment in moments])
         means = along / (along @ mean).clamp(min=1e-300).sqrt().unsqueeze(1)
         within = torch.stack(moments).mean(0)
@@ -158,7 +158,7 @@ def singular_gates(base: Checkpoint, experts: Sequence[Checkpoint], states: Sequ
     return torch.stack(gates)
 
 
-def _second_moment(base: Checkpoint, expert: Checkpoint, prefix: str) -> Tensor:
+def _compute_second_moment(base: Checkpoint, expert: Checkpoint, prefix: str) -> Tensor:
     """Return ΔᵀΔ / ‖Δ‖² = VΣ²Vᵀ / ‖Σ‖² of the projections that read the states; zero without a change."""
     changes = [
         expert.read(name).double() - base.read(name).double()

@@ -52,14 +52,14 @@ def moe(recipe: str | os.PathLike[str] | Mapping[str, Any] | MoERecipe) -> Merge
     asked = recipe if isinstance(recipe, MoERecipe) else load_moe(recipe)
     entries = (*asked.experts, *asked.shared)
     base = _open(asked.base, "base_model", asked)
-    experts = [_noised(_open(each.path, each.where, asked), each, asked.seed) for each in entries]
+    experts = [_add_noise(_open(each.path, each.where, asked), each, asked.seed) for each in entries]
     configs = [read_config(model.directory) for model in (base, *experts)]
     labels = [asked.base, *(each.path for each in entries)]
     layout = choose_layout(asked, configs, labels)
     layers = _check_shapes(base, experts, labels, layout, configs[0])
     gates = build_gates(asked, base, entries, experts, layers)
-    made = StateDict(_made(layout, base, gates, len(asked.experts), layers), "gates")
-    outputs = _outputs(layout, base, experts, entries, len(asked.experts), layers, made)
+    made = StateDict(_make_tensors(layout, base, gates, len(asked.experts), layers), "gates")
+    outputs = _plan_outputs(layout, base, experts, entries, len(asked.experts), layers, made)
     dtype = getattr(torch, asked.dtype) if asked.dtype else None
     if dtype is not None:
         outputs = [replace(output, spec=TensorSpec(output.spec.shape, dtype)) for output in outputs]
@@ -76,7 +76,7 @@ def moe(recipe: str | os.PathLike[str] | Mapping[str, Any] | MoERecipe) -> Merge
         aliases=dict(base.aliases()),
         seed=asked.seed,
         sidecars=sidecars,
-        notes=(*layout.notes(), *_notes(asked, gates)),
+        notes=(*layout.notes(), *_note_alike_gates(asked, gates)),
     )
     return Merged(Merge(plan, (base, *experts, made)), f"{layout.name} of {len(asked.experts)} experts")
 
@@ -88,7 +88,7 @@ def _open(reference: str, where: str, recipe: MoERecipe) -> Checkpoint:
         raise type(error)(f"{where}: {error}") from error
 
 
-def _noised(model: Checkpoint, entry: ExpertEntry, seed: int) -> Checkpoint:
+def _add_noise(model: Checkpoint, entry: ExpertEntry, seed: int) -> Checkpoint:
     return Noised(model, entry.noise, f"{seed} {entry.where}") if entry.noise else model
 
 
@@ -127,7 +127,7 @@ def _refuse_biases(model: Checkpoint, label: str, module: str, placed: Sequence[
             raise InputError(f"{label} has {name!r}, for which {layout.name} has no place")
 
 
-def _made(layout: MoELayout, base: Checkpoint, gates: Tensor, routed: int, layers: int) -> dict[str, Tensor]:
+def _make_tensors(layout: MoELayout, base: Checkpoint, gates: Tensor, routed: int, layers: int) -> dict[str, Tensor]:
     """Return the tensors that no model has: gates, and zero biases if the layout has biases."""
     dtype = base.spec("model.embed_tokens.weight").dtype
     found = {}
@@ -143,7 +143,7 @@ def _made(layout: MoELayout, base: Checkpoint, gates: Tensor, routed: int, layer
     return {name: tensor.to(dtype) for name, tensor in found.items()}
 
 
-def _outputs(
+def _plan_outputs(
     layout: MoELayout,
     base: Checkpoint,
     experts: Sequence[Checkpoint],
@@ -168,7 +168,7 @@ def _outputs(
     return [*found, *(Output(n, made.spec(n), "passthrough", (Source(last, n),)) for n in made.names())]
 
 
-def _notes(recipe: MoERecipe, gates: Tensor) -> list[str]:
+def _note_alike_gates(recipe: MoERecipe, gates: Tensor) -> list[str]:
     """Return notes on gates that hardly differ, which choose the same experts for everything."""
     conditions = torch.linalg.cond(gates[:, : len(recipe.experts)].double())
     alike = (conditions > 5).nonzero().flatten().tolist()

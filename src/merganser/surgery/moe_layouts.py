@@ -52,7 +52,7 @@ class MoELayout:
             "num_key_value_heads": dense.get("num_key_value_heads") or dense.get("num_attention_heads"),
             "architectures": [self.architecture],
             "model_type": self.kind,
-            "num_experts_per_tok": recipe.per_token or min(self._per_token(recipe), count),
+            "num_experts_per_tok": recipe.per_token or min(self._choose_per_token(recipe), count),
             "sliding_window": None,
             "tie_word_embeddings": bool(dense.get("tie_word_embeddings")),
             "auto_map": None,
@@ -66,7 +66,7 @@ class MoELayout:
             classes = {"AutoConfig": "configuration_deepseek.DeepseekConfig"}
             classes |= {f"Auto{name}": f"modeling_deepseek.Deepseek{cls}" for name, cls in _DEEPSEEK_CLASSES.items()}
             return found | {
-                **_older_rope(dense),
+                **_translate_rope(dense),
                 "n_routed_experts": count,
                 "n_shared_experts": len(recipe.shared) or None,
                 "first_k_dense_replace": 0,
@@ -82,12 +82,12 @@ class MoELayout:
         """Return what a user of the mixture must know of the programs that load it."""
         return [_DEEPSEEK_NOTE] if self.kind == "deepseek" else []
 
-    def _per_token(self, recipe: MoERecipe) -> int:
+    def _choose_per_token(self, recipe: MoERecipe) -> int:
         """Return how many experts a token uses where the recipe does not say, as mergekit-moe does."""
         return 1 if self.kind == "deepseek" and recipe.shared else 2
 
 
-def _older_rope(dense: Mapping[str, Any]) -> dict[str, Any]:
+def _translate_rope(dense: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of rotary embeddings by the names of transformers 4, where DeepSeek's own code runs."""
     given = dense.get("rope_parameters") or dense.get("rope_scaling") or {}
     scaling = {key: value for key, value in given.items() if key not in ("rope_theta", "type")}
@@ -153,13 +153,13 @@ def choose_layout(recipe: MoERecipe, configs: Sequence[Mapping[str, Any]], label
     why = []
     for layout in LAYOUTS:
         if asked in ("", layout.name):
-            if (reason := _refusal(layout, recipe, configs[0])) is None:
+            if (reason := _explain_refusal(layout, recipe, configs[0])) is None:
                 return layout
             why.append(f"{layout.name} {reason}")
     raise InputError(f"no mixture can be made of these models: {'; '.join(why)}")
 
 
-def _refusal(layout: MoELayout, recipe: MoERecipe, dense: Mapping[str, Any]) -> str | None:
+def _explain_refusal(layout: MoELayout, recipe: MoERecipe, dense: Mapping[str, Any]) -> str | None:
     low, high = layout.shared
     kind = str(dense.get("model_type", ""))
     if kind not in layout.dense:

@@ -120,11 +120,11 @@ def _read(data: dict[str, Any], written: str | Mapping[str, Any], root: Path | N
     gate = str(data.get("gate_mode") or "hidden")
     if gate not in GATES:
         problems.add("gate_mode", f"unknown gate {gate!r}{did_you_mean(gate, GATES)}")
-    experts = _experts(data.get("experts"), "experts", problems)
-    shared = _experts(data.get("shared_experts") or [], "shared_experts", problems)
+    experts = _read_experts(data.get("experts"), "experts", problems)
+    shared = _read_experts(data.get("shared_experts") or [], "shared_experts", problems)
     base, dtype, architecture, per_token, seed = "", None, None, None, 0
     with problems.collect():
-        base = _path(data.get("base_model"), "base_model")
+        base = read_path(data.get("base_model"), "base_model")
     with problems.collect():
         dtype = fields.read_dtype(data["dtype"], "dtype") if data.get("dtype") else None
     with problems.collect():
@@ -159,7 +159,7 @@ def _check_prompts(experts: tuple[ExpertEntry, ...], gate: str, problems: Proble
         problems.add("experts", "all have the same prompts, so that every gate would be the same")
 
 
-def _experts(raw: Any, where: str, problems: Problems) -> tuple[ExpertEntry, ...]:
+def _read_experts(raw: Any, where: str, problems: Problems) -> tuple[ExpertEntry, ...]:
     found = []
     with problems.collect():
         for i, each in enumerate(expect(raw if raw is not None else [], list, where)):
@@ -170,10 +170,10 @@ def _experts(raw: Any, where: str, problems: Problems) -> tuple[ExpertEntry, ...
                 noise, scale = (_number(each.get(key), f"{place}.{key}") for key in ("noise_scale", "residual_scale"))
                 found.append(
                     ExpertEntry(
-                        _path(each.get("source_model"), f"{place}.source_model"),
+                        read_path(each.get("source_model"), f"{place}.source_model"),
                         place,
-                        _prompts(each.get("positive_prompts"), f"{place}.positive_prompts"),
-                        _prompts(each.get("negative_prompts"), f"{place}.negative_prompts"),
+                        _read_prompts(each.get("positive_prompts"), f"{place}.positive_prompts"),
+                        _read_prompts(each.get("negative_prompts"), f"{place}.negative_prompts"),
                         noise or 0.0,
                         1.0 if scale is None else scale,
                     )
@@ -181,14 +181,14 @@ def _experts(raw: Any, where: str, problems: Problems) -> tuple[ExpertEntry, ...
     return tuple(found)
 
 
-def _path(raw: Any, where: str) -> str:
+def read_path(raw: Any, where: str) -> str:
     """Return a reference, which mergekit also writes as a mapping {model: {path, revision}, lora: …}."""
     if isinstance(raw, dict) and "model" in raw and (strange := [key for key in raw if key not in ("model", "lora")]):
         raise RecipeError(f"{where}: unknown key {strange[0]!r}{did_you_mean(str(strange[0]), ('model', 'lora'))}")
     return read_reference(raw, where)
 
 
-def _prompts(raw: Any, where: str) -> tuple[str, ...]:
+def _read_prompts(raw: Any, where: str) -> tuple[str, ...]:
     texts = expect(raw or [], list, where)
     return tuple(expect(text, str, f"{where}[{i}]") for i, text in enumerate(texts))
 

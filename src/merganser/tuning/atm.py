@@ -109,7 +109,7 @@ def atm(
             task: _displacement(step({n: v.clone() for n, v in current.items()}, epochs), current, task)
             for task, step in steps.items()
         }
-        update = _scaled_sum(list(vectors.values()), alpha / len(steps) if average else alpha)
+        update = _sum_scaled(list(vectors.values()), alpha / len(steps) if average else alpha)
         current = {
             name: (value.to(update[name].dtype) + update[name]).to(value.dtype) if name in update else value
             for name, value in current.items()
@@ -127,7 +127,7 @@ def _displacement(tuned: Weights, current: Weights, task: str) -> dict[str, Tens
     return {name: tuned[name].detach().to(dtype) - current[name].to(dtype) for name, dtype in wide.items()}
 
 
-def _scaled_sum(vectors: Sequence[Weights], scale: float) -> dict[str, Tensor]:
+def _sum_scaled(vectors: Sequence[Weights], scale: float) -> dict[str, Tensor]:
     return {name: scale * torch.stack([vector[name] for vector in vectors]).sum(0) for name in vectors[0]}
 
 
@@ -177,7 +177,7 @@ class _Store:
 
     def save(self, weights: Weights, history: list[Round]) -> None:
         number = history[-1].number
-        replace_file(self._weights(number), lambda path: save_file(_unshared(weights), path))
+        replace_file(self._weights(number), lambda path: save_file(_copy_shared(weights), path))
         rounds = [{k: v for k, v in entry.to_dict().items() if k != "kind"} for entry in history]
         text = json.dumps({"settings": self.settings, "rounds": rounds}, indent=1)
         replace_file(self.directory / "history.json", lambda path: path.write_text(text))
@@ -188,6 +188,6 @@ class _Store:
         return self.directory / f"round-{number:04d}.safetensors"
 
 
-def _unshared(weights: Weights) -> dict[str, Tensor]:
+def _copy_shared(weights: Weights) -> dict[str, Tensor]:
     """Copy tensors that share storage (tied weights), which safetensors refuses."""
     return {name: value.detach().clone().contiguous() for name, value in weights.items()}

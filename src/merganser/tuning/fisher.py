@@ -76,7 +76,7 @@ def diagonal_fisher(
     point = {name: p.detach() for name, p in copied.named_parameters() if p.requires_grad}
     sums = {name: torch.zeros_like(p, dtype=_wide(p.dtype)) for name, p in point.items()}
     generator = torch.Generator().manual_seed(seed)
-    fixed = _held_fixed(head)
+    fixed = _freeze(head)
     squares = _Squares(copied, fixed, strategy, chunk)
     samples = 0
     for batch in several(batches, "batches"):
@@ -114,14 +114,14 @@ class _Squares:
     ) -> dict[str, Tensor]:
         if self.vectorise:
             try:
-                return self._vectorised(point, inputs, targets, share)
+                return self._compute_vectorised(point, inputs, targets, share)
             except RuntimeError:
                 if not self.fall_back:
                     raise
                 self.vectorise = False  # the loop reports errors of the inputs again
-        return self._looped(point, inputs, targets, share)
+        return self._compute_in_loop(point, inputs, targets, share)
 
-    def _vectorised(
+    def _compute_vectorised(
         self, point: dict[str, Tensor], inputs: InputsLike, targets: Tensor, share: Tensor
     ) -> dict[str, Tensor]:
         per_example = vmap(self.gradient, in_dims=(None, 0, 0))
@@ -134,7 +134,7 @@ class _Squares:
                 totals[name] = totals[name] + weighted if name in totals else weighted
         return totals
 
-    def _looped(
+    def _compute_in_loop(
         self, point: dict[str, Tensor], inputs: InputsLike, targets: Tensor, share: Tensor
     ) -> dict[str, Tensor]:
         totals = {name: torch.zeros_like(p, dtype=_wide(p.dtype)) for name, p in point.items()}
@@ -145,7 +145,7 @@ class _Squares:
         return totals
 
 
-def _held_fixed(head: Head | None) -> Head:
+def _freeze(head: Head | None) -> Head:
     """Return the head as a function of features alone, in evaluation mode if it is a module."""
     if head is None:
         return lambda output: output

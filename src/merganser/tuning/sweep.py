@@ -168,7 +168,7 @@ def variants(recipe: str | os.PathLike[str] | Mapping[str, Any], over: Over) -> 
     found: dict[str, Variant] = {}
     for values in itertools.product(*over.values()):
         chosen = dict(zip(over, values, strict=True))
-        kept, varied = _varied(document, chosen, "method" in over)
+        kept, varied = _vary(document, chosen, "method" in over)
         key = json.dumps(varied, sort_keys=True, default=str)
         if key not in found:
             found[key] = Variant(kept, varied, recipes.prepare(recipes.load(varied, root), opened))
@@ -210,7 +210,7 @@ def sweep(
     """
     listed = {variant.label: variant for variant in variants(recipe, over)}
     place = None if journal is None else Path(journal)
-    if place is not None and isinstance(recipe, (str, os.PathLike)) and _same_file(place, Path(recipe)):
+    if place is not None and isinstance(recipe, (str, os.PathLike)) and _is_same_file(place, Path(recipe)):
         raise InputError(f"{place}: is the recipe itself; choose another file for the scores")
     files = SourceFiles(f for variant in listed.values() for source in variant.merge.sources for f in source.files())
 
@@ -235,7 +235,7 @@ def sweep(
     return Sweep(trials, dict(listed[search.best].document), search, unseen)
 
 
-def _same_file(one: Path, other: Path) -> bool:
+def _is_same_file(one: Path, other: Path) -> bool:
     return one.exists() and other.exists() and one.samefile(other)
 
 
@@ -253,7 +253,7 @@ def _method(document: Mapping[str, Any]) -> str:
     return name
 
 
-def _varied(
+def _vary(
     document: Mapping[str, Any], values: Mapping[str, Any], methods: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the values that this recipe uses, and the recipe with them."""

@@ -63,7 +63,7 @@ class Validation:
 
     def counts(self) -> dict[str, int]:
         """Return the number of samples of every task that have a target."""
-        return {task: len(self._places(task)) for task in self.batches}
+        return {task: len(self._find_places(task)) for task in self.batches}
 
     @torch.no_grad()
     def answers(self, weights: Weights, samples: Mapping[str, Sequence[int]]) -> dict[str, list[float]]:
@@ -76,7 +76,7 @@ class Validation:
         return {task: self._answers(weights, task, chosen) for task, chosen in samples.items()}
 
     def _answers(self, weights: Weights, task: str, chosen: Sequence[int]) -> list[float]:
-        places = self._places(task)
+        places = self._find_places(task)
         found = [0.0] * len(chosen)
         by_batch: dict[int, list[int]] = {}
         for position, sample in enumerate(chosen):
@@ -84,13 +84,13 @@ class Validation:
         for batch, positions in by_batch.items():
             inputs, targets = self.batches[task][batch]
             rows = torch.tensor([places[chosen[position]][1] for position in positions])
-            right, wanted = self._right(weights, task, (_select(inputs, rows, len(targets)), targets[rows]))
+            right, wanted = self._judge_predictions(weights, task, (_select(inputs, rows, len(targets)), targets[rows]))
             shares = right.reshape(len(rows), -1).sum(1) / wanted.reshape(len(rows), -1).sum(1)
             for position, share in zip(positions, shares.tolist(), strict=True):
                 found[position] = share
         return found
 
-    def _places(self, task: str) -> list[tuple[int, int]]:
+    def _find_places(self, task: str) -> list[tuple[int, int]]:
         """Return the batch and the row of every sample that has a target."""
         return [
             (number, row)
@@ -101,12 +101,12 @@ class Validation:
     def _accuracy(self, weights: Weights, task: str, batches: Sequence[Batch]) -> float:
         right = asked = 0
         for batch in batches:
-            hits, wanted = self._right(weights, task, batch)
+            hits, wanted = self._judge_predictions(weights, task, batch)
             right += int(hits.sum())
             asked += int(wanted.sum())
         return right / asked if asked else float("nan")
 
-    def _right(self, weights: Weights, task: str, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _judge_predictions(self, weights: Weights, task: str, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return which targets are predicted correctly, and which are not ignored."""
         inputs, targets = batch
         output = call(self.module, weights, inputs)

@@ -23,19 +23,19 @@ def pin_unreached(state: Iterable[Sequence[Dim]], trace: Trace) -> None:
     their units.
     """
     axes = [axis for tensor in state for axis in tensor]
-    reached = _reached(trace)
-    while partly := [family for axis in axes for family, _ in families(axis) if _partly(family, reached)]:
+    reached = _find_reached(trace)
+    while partly := [family for axis in axes for family, _ in families(axis) if _is_partly_reached(family, reached)]:
         collapse(partly[0])
-        reached = _reached(trace)
+        reached = _find_reached(trace)
     with because("the example inputs, which leave out a part of it that others may use"):
         pin(*[axis for axis in axes if any(not leaf.pinned and leaf not in reached for leaf in leaves(axis))])
 
 
-def _partly(dim: Dim, reached: set[Dim]) -> bool:
+def _is_partly_reached(dim: Dim, reached: set[Dim]) -> bool:
     return len({leaf in reached for leaf in leaves(dim)}) == 2
 
 
-def _reached(trace: Trace) -> set[Dim]:
+def _find_reached(trace: Trace) -> set[Dim]:
     found = _leaves(dim for _, axes in trace.outputs for dim in axes)
     for operands, results in trace.consumed:
         found |= _leaves(dim for axes in operands for dim in axes) - _leaves(dim for axes in results for dim in axes)

@@ -28,7 +28,7 @@ def emit(
         for dim in (dim for axis in axes for piece in axis for dim in piece.dims if not dim.pinned):
             homes.setdefault(dim, name)
     above = parents(trace.values, trace.forbidden, list(state.values()), list(homes))
-    names = _names(homes, above, trace.hints)
+    names = _name_atoms(homes, above, trace.hints)
     turned = rotations(trace.uses, state, {*aliases, *aliases.values()}, above, list(homes)) if rotate else {}
     atoms = {
         name: Atom(
@@ -40,7 +40,7 @@ def emit(
         for dim, name in names.items()
     }
     segments = {name: tuple(_axis(axis, names) for axis in axes) for name, axes in cut.items()}
-    causes = {name: tuple(_causes(axis) for axis in axes) for name, axes in cut.items()}
+    causes = {name: tuple(_collect_causes(axis) for axis in axes) for name, axes in cut.items()}
     forms = [rotation.form for rotation in turned.values()]
     for norm in (norm for form in forms for norm in form.normalisations):  # constant in the canonical form
         for constant in (norm.scale, norm.shift):
@@ -55,7 +55,7 @@ def emit(
     return Symmetry(atoms, segments, frozenset(buffers), aliases, causes, canonical)
 
 
-def _causes(axis: Sequence[Strand]) -> tuple[str, ...]:
+def _collect_causes(axis: Sequence[Strand]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(dim.pinned) for piece in axis for dim in piece.dims if dim.pinned))
 
 
@@ -66,7 +66,7 @@ def _pin_squares(axes: Iterable[Dim]) -> None:
             pin(*(dim for dim, times in Counter(piece.dims).items() if times > 1))
 
 
-def _names(homes: Mapping[Dim, str], above: Mapping[Dim, Dim], hints: Sequence[tuple[Dim, str]]) -> dict[Dim, str]:
+def _name_atoms(homes: Mapping[Dim, str], above: Mapping[Dim, Dim], hints: Sequence[tuple[Dim, str]]) -> dict[Dim, str]:
     """Name an atom after the module of the first tensor it acts on; `:part` distinguishes several of one module."""
     labels: dict[Dim, str] = {}
     for dim, label in hints:
@@ -87,13 +87,13 @@ def _axis(axis: Sequence[Strand], names: Mapping[Dim, str]) -> AxisSegments:
     segments: list[AxisSegment] = []
     for piece in sorted(axis, key=lambda piece: piece.offset):
         factors = [Factor(None if dim.pinned else names[dim], dim.size) for dim in piece.dims] or [Factor(None, 1)]
-        new = _joined_factors(AxisSegment(tuple(factors), piece.offset, piece.strides or (1,)))
-        joined = _joined_tails(segments[-1], new) if segments else None
+        new = _join_factors(AxisSegment(tuple(factors), piece.offset, piece.strides or (1,)))
+        joined = _join_tails(segments[-1], new) if segments else None
         segments[len(segments) - (joined is not None) :] = [joined or new]
     return tuple(segments)
 
 
-def _joined_factors(segment: AxisSegment) -> AxisSegment:
+def _join_factors(segment: AxisSegment) -> AxisSegment:
     """Join neighbouring pinned factors."""
     factors: list[Factor] = []
     strides: list[int] = []
@@ -107,10 +107,10 @@ def _joined_factors(segment: AxisSegment) -> AxisSegment:
     return AxisSegment(tuple(factors), segment.offset, tuple(strides))
 
 
-def _joined_tails(a: AxisSegment, b: AxisSegment) -> AxisSegment | None:
+def _join_tails(a: AxisSegment, b: AxisSegment) -> AxisSegment | None:
     """Join two consecutive segments that differ only in the length of their innermost, pinned factors."""
     (*outer, tail), (*other, end) = a.factors, b.factors
     continues = a.strides == b.strides and a.offset + tail.size * a.strides[-1] == b.offset
     if outer != other or not continues or tail.atom is not None or end.atom is not None:
         return None
-    return _joined_factors(replace(a, factors=(*outer, Factor(None, tail.size + end.size))))
+    return _join_factors(replace(a, factors=(*outer, Factor(None, tail.size + end.size))))

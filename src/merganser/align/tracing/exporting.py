@@ -27,15 +27,17 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
             return torch.export.export(module, args, kwargs, strict=False)
     except Exception as error:
         name = type(module).__name__
-        if (own := _failure(module, args, kwargs)) is not None:
-            raise InputError(f"{name} does not run on the example inputs{_users_line(own)}: {_summary(own)}") from own
+        if (own := _find_failure(module, args, kwargs)) is not None:
+            raise InputError(
+                f"{name} does not run on the example inputs{_find_users_line(own)}: {_summarise(own)}"
+            ) from own
         advice = (
             "models of transformers make no masks while they are traced: add attention_mask (and "
             "decoder_attention_mask) to the example inputs"
             if "'NoneType'" in str(error)
             else "torch.export needs a forward pass whose control flow does not depend on the values of tensors"
         )
-        raise InputError(f"cannot trace {name}{_users_line(error)}: {_summary(error)}; {advice}") from error
+        raise InputError(f"cannot trace {name}{_find_users_line(error)}: {_summarise(error)}; {advice}") from error
 
 
 @contextmanager
@@ -51,7 +53,7 @@ def _silence() -> Iterator[None]:
         logging.disable(before)
 
 
-def _failure(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+def _find_failure(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
     """Return the error without tracing, which means a wrong example, not an untraceable forward pass."""
     try:
         module(*args, **kwargs)
@@ -60,11 +62,11 @@ def _failure(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     return None
 
 
-def _summary(error: Exception) -> str:
+def _summarise(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def _users_line(error: BaseException) -> str:
+def _find_users_line(error: BaseException) -> str:
     """Return `" at file:line (code)"` of the innermost frame outside PyTorch and this package."""
     ours = (Path(torch.__file__).parent, Path(__file__).parents[2])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

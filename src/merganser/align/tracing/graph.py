@@ -82,7 +82,7 @@ class Trace:
         if isinstance(node.target, torch._ops.OpOverload):
             with because(f"the operation {_operator_name(node.target)}{location(node)}"):
                 return self._operator(node, node.target, args, kwargs)
-        return _unknown(node, [*tensors(args), *tensors(kwargs)])
+        return _pin_unknown(node, [*tensors(args), *tensors(kwargs)])
 
     def _operator(self, node: Node, target: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         op = _operator_name(target)
@@ -95,24 +95,24 @@ class Trace:
             for i, a in enumerate(target._schema.arguments)
         }
         if shapes and all(0 in shape for shape in shapes):  # it has no data
-            return _pinned(node)
+            return _pin_all(node)
         call = Call(op, arguments, shapes, self.forbidden, self.hints, self.consumed)
         if rule is None or not shapes:
-            return _unknown(node, call.tensors)
+            return _pin_unknown(node, call.tensors)
         try:
             result = rule(call)
             if tuple(axes.shape for axes in tensors(result)) != shapes:
                 raise Unsupported
             result = follow(call, result, in_place=target._schema.is_mutable)
         except (Unsupported, LookupError, TypeError, ValueError):  # an overload the rule was not written for
-            return _unknown(node, call.tensors)
+            return _pin_unknown(node, call.tensors)
         self.uses.append(Use(node, op, arguments, call.tensors, tensors(result)))
         if op not in _CUTTING:
             self.consumed.append((call.tensors, tensors(result)))
         return result
 
 
-def _unknown(node: Node, touched: Iterable[Axes]) -> OutputAxes | None:
+def _pin_unknown(node: Node, touched: Iterable[Axes]) -> OutputAxes | None:
     """Pin everything that an unknown operation reads and returns."""
     touched = list(touched)
     if not all(is_pinned(dim) for axes in touched for dim in axes):
@@ -120,7 +120,7 @@ def _unknown(node: Node, touched: Iterable[Axes]) -> OutputAxes | None:
     with because(f"the operation {node.target}, for which there is no rule{location(node)}"):
         pin(*(dim for axes in touched for dim in axes))
         pin_targets(touched)
-        return _pinned(node)
+        return _pin_all(node)
 
 
 def _operator_name(target: torch._ops.OpOverload) -> str:
@@ -129,7 +129,7 @@ def _operator_name(target: torch._ops.OpOverload) -> str:
     return name.rstrip("_") if namespace == "aten" else f"{namespace}::{name}"
 
 
-def _pinned(node: Node) -> OutputAxes | None:
+def _pin_all(node: Node) -> OutputAxes | None:
     results = [fresh(shape, pinned=True) for shape in _shapes(node)]
     if isinstance(node.meta.get("val"), torch.Tensor):
         return results[0]

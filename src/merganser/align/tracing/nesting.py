@@ -84,13 +84,13 @@ def settle(values: Sequence[Sequence[Dim]], forbidden: Sequence[Forbidden]) -> N
     changed = True
     while changed:
         changed = False
-        for broken in (*(_mixed(rule) for rule in forbidden), *(_orphan(axes) for axes in values)):
+        for broken in (*(_mix_index(rule) for rule in forbidden), *(_drop_index(axes) for axes in values)):
             if broken is not None:
                 collapse(broken)
                 changed = True
 
 
-def _mixed(rule: Forbidden) -> Dim | None:
+def _mix_index(rule: Forbidden) -> Dim | None:
     """Return a family of the child whose index is in the parent."""
     indices = set(leaves(rule.parent))
     return next((dim for dim, index in families(rule.child) if index in indices), None)
@@ -109,7 +109,7 @@ def families(dim: Dim) -> Iterator[tuple[Dim, Dim]]:
         yield from families(child)
 
 
-def _orphan(axes: Sequence[Dim]) -> Dim | None:
+def _drop_index(axes: Sequence[Dim]) -> Dim | None:
     """Return a family without its index among the axes of a tensor."""
     try:
         for _ in pieces(axes):
@@ -166,7 +166,7 @@ def parents(
     alone = companions([[axis] for axes in weights for axis in axes], forbidden)
     possible = {**alone, **companions(values, forbidden)}
     homes: dict[Dim, list[_Block]] = {}
-    for block in dict.fromkeys(block for axes in weights for block in _blocks(axes)):
+    for block in dict.fromkeys(block for axes in weights for block in _split_blocks(axes)):
         for dim in {dim for axis in block for dim in axis}:
             homes.setdefault(dim, []).append(block)
     chain: dict[Dim, list[Dim]] = {}
@@ -186,7 +186,7 @@ def parents(
     return {dim: chain[dim][-1] for dim in order if chain[dim]}
 
 
-def _blocks(axes: Sequence[Dim]) -> Iterator[_Block]:
+def _split_blocks(axes: Sequence[Dim]) -> Iterator[_Block]:
     """Yield the blocks of a weight, split at the pieces of each of its axes."""
     return cartesian(*([piece.dims for piece in pieces([axis])] for axis in axes))
 

@@ -91,11 +91,11 @@ class _Units:
         read = {reader.weight for norm in norms for reader in norm.readers}
         own = {name for norm in norms for name in (norm.scale, norm.shift) if name is not None}
         if "centred" in kinds:
-            if not self._contracted() <= read:
+            if not self._find_contracted() <= read:
                 raise _Fixed
             written = [(name, self._place(axes)) for name, axes in self.weights.items() if name not in read | own]
             return Rotation("centred", CanonicalForm(norms, tuple(written)))
-        product = self._product() if not norms else None
+        product = self._find_product() if not norms else None
         return Rotation("orthogonal", CanonicalForm(norms, (), (product,) if product else ()))
 
     def _check(self, use: Use) -> str | None:
@@ -166,7 +166,7 @@ class _Units:
             scale, shift = self._name(owned[0]), None
         else:
             scale, shift = (self._name(use.arguments.get(name)) for name in ("weight", "bias"))
-        readers = tuple(dict.fromkeys(self._readers(use.node)))
+        readers = tuple(dict.fromkeys(self._find_readers(use.node)))
         named = {name for r in readers for name in (r.weight, r.bias) if name is not None} | {scale, shift}
         if named & self.tied or (shift is not None and any(reader.bias is None for reader in readers)):
             raise _Fixed
@@ -181,7 +181,7 @@ class _Units:
             raise _Fixed
         return self.names[id(axes)]
 
-    def _readers(self, node: Node) -> Iterator[Reader]:
+    def _find_readers(self, node: Node) -> Iterator[Reader]:
         """Yield the linear layers that read a node's result, unchanged except for its shape or a mean over other
         axes.
         """
@@ -190,7 +190,7 @@ class _Units:
             if use is None:
                 raise _Fixed
             if use.op in _SHAPE | {"mean"} and len([a for a in use.operands if a]) == 1:
-                yield from self._readers(user)
+                yield from self._find_readers(user)
             elif use.op == "linear" and user.args[0] is node:
                 weight = self._name(use.arguments["weight"])
                 yield Reader(str(weight), 1, self._name(use.arguments["bias"]))
@@ -206,7 +206,7 @@ class _Units:
         for use in self.by_node.values():
             yield from use.operands
 
-    def _contracted(self) -> set[str]:
+    def _find_contracted(self) -> set[str]:
         """Return the weights that some operation sums over the units of."""
         found = set()
         for use in self.uses:
@@ -215,7 +215,7 @@ class _Units:
                 found |= {self.names.get(id(axes), "") for axes in contracted if len(contracted) == 2}
         return found - {""}
 
-    def _product(self) -> HeadProduct | None:
+    def _find_product(self) -> HeadProduct | None:
         """Return the two sets of weights that the units connect, if there are no others and nothing is added there."""
         sides: list[list[str]] = []
         for use in self.uses:

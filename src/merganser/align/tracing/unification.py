@@ -62,15 +62,15 @@ def unify(a: Dim, b: Dim) -> None:
 
 def _unify_with_family(a: Dim, b: Dim, form: Family) -> None:
     same_index = isinstance(a.form, Family) and find(a.form.index) is find(form.index)
-    if isinstance(a.form, Family) and same_index and not (_below(a, b) or _below(b, a)):
+    if isinstance(a.form, Family) and same_index and not (_is_below(a, b) or _is_below(b, a)):
         members = a.form.members
         a.form = Same(b)
         for ours, theirs in zip(members, form.members, strict=True):
             unify(ours, theirs)
-    elif isinstance(a.form, Product) and not _below(a, b):
+    elif isinstance(a.form, Product) and not _is_below(a, b):
         split(b, [factor.size for factor in factors(a)])
         unify(a, b)
-    elif a.form is None and not _below(a, b):
+    elif a.form is None and not _is_below(a, b):
         if a.pinned:
             pin(b, cause=a.pinned)
         a.form = Same(b)
@@ -79,11 +79,11 @@ def _unify_with_family(a: Dim, b: Dim, form: Family) -> None:
         unify(a, b)
 
 
-def _below(dim: Dim, top: Dim) -> bool:
+def _is_below(dim: Dim, top: Dim) -> bool:
     """Return whether `dim` is a member of the family `top`, at any depth of families."""
     if not isinstance(top.form, Family):
         return False
-    return any(root is dim or _below(dim, root) for root in map(find, top.form.members))
+    return any(root is dim or _is_below(dim, root) for root in map(find, top.form.members))
 
 
 def _unify_products(a: Dim, b: Dim) -> None:

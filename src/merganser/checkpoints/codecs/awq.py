@@ -22,10 +22,10 @@ def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
     version = str(stored.settings.get("version") or "gemm").lower()
     if stored.method == "awq" and version == "gemm" and stored.settings.get("bits", _BITS) == _BITS:
         for stem in stored.stems("qweight"):
-            yield f"{stem}weight", _codec(stored, stem)
+            yield f"{stem}weight", _build_codec(stored, stem)
 
 
-def _codec(stored: StoredCodes, stem: str) -> Codec:
+def _build_codec(stored: StoredCodes, stem: str) -> Codec:
     codes, zeros, scales = names = tuple(f"{stem}{end}" for end in ("qweight", "qzeros", "scales"))
     if len(stored.shape(codes)) != 2 or scales not in stored.checkpoint or not all(stored.shape(scales)):
         raise stored.error(codes, "has no scales beside it")

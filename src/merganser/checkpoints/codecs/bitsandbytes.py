@@ -26,10 +26,10 @@ def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
     for name in stored.checkpoint.names():
         if _STATE in name:
             weight = name.partition(_STATE)[0]
-            yield weight, _codec(stored, weight, name)
+            yield weight, _build_codec(stored, weight, name)
 
 
-def _codec(stored: StoredCodes, weight: str, state_name: str) -> Codec:
+def _build_codec(stored: StoredCodes, weight: str, state_name: str) -> Codec:
     state = _read_state(stored, state_name)
     shape, size = tuple(state["shape"]), state["blocksize"]
     absmax, table = f"{weight}.absmax", f"{weight}.quant_map"

@@ -22,10 +22,10 @@ def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
         spec = stored.checkpoint.spec(f"{stem}weight_packed")
         needed = (f"{stem}weight_shape", f"{stem}weight_scale")
         if spec.element.name == "int32" and all(name in stored.checkpoint for name in needed):
-            yield f"{stem}weight", _codec(stored, stem)
+            yield f"{stem}weight", _build_codec(stored, stem)
 
 
-def _codec(stored: StoredCodes, stem: str) -> Codec:
+def _build_codec(stored: StoredCodes, stem: str) -> Codec:
     ends = ("packed", "scale", "shape", "zero_point", "g_idx")
     codes, scales, size, zeros, index = (f"{stem}weight_{end}" for end in ends)
     stored.expect(size, (2,))

@@ -20,13 +20,16 @@ def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
     """Yield the weights in 4-bit floats, with their codecs."""
     for stem in stored.stems("_blocks"):
         if f"{stem}_scales" in stored.checkpoint and _is_bytes(stored, f"{stem}_blocks"):
-            yield stem, _experts(stored, stem)
+            yield stem, _build_expert_codec(stored, stem)
     for stem in stored.stems("weight_packed"):
         if _is_bytes(stored, f"{stem}weight_packed") and f"{stem}weight_scale" in stored.checkpoint:
-            yield f"{stem}weight", _linear(stored, stem, "weight_packed", "weight_global_scale", inverse=True)
+            yield (
+                f"{stem}weight",
+                _build_linear_codec(stored, stem, "weight_packed", "weight_global_scale", inverse=True),
+            )
     for stem in stored.stems("weight_scale_2"):
         if _is_bytes(stored, f"{stem}weight") and f"{stem}weight_scale" in stored.checkpoint:
-            yield f"{stem}weight", _linear(stored, stem, "weight", "weight_scale_2", inverse=False)
+            yield f"{stem}weight", _build_linear_codec(stored, stem, "weight", "weight_scale_2", inverse=False)
 
 
 def _is_bytes(stored: StoredCodes, name: str) -> bool:
@@ -34,12 +37,12 @@ def _is_bytes(stored: StoredCodes, name: str) -> bool:
     return spec is not None and spec.element.name == "uint8"
 
 
-def _values(raw: Tensor) -> Tensor:
+def _decode_values(raw: Tensor) -> Tensor:
     table = torch.tensor([*_POSITIVE, *(-value for value in _POSITIVE)])
     return table[unpack_stream(raw, 4).to(torch.int32)]
 
 
-def _experts(stored: StoredCodes, stem: str) -> Codec:
+def _build_expert_codec(stored: StoredCodes, stem: str) -> Codec:
     """Return the codec of gpt-oss experts: blocks of 32 along the inputs, the first axis of the expert's matrix."""
     codes, scales = names = (f"{stem}_blocks", f"{stem}_scales")
     shape = stored.shape(codes)
@@ -49,13 +52,13 @@ def _experts(stored: StoredCodes, stem: str) -> Codec:
     stored.expect(scales, (experts, outputs, blocks))
 
     def decode(rows: Rows) -> Tensor:
-        values = _values(stored.read(codes, rows)).mul_(exponents(stored.read(scales, rows)).unsqueeze(-1))
+        values = _decode_values(stored.read(codes, rows)).mul_(exponents(stored.read(scales, rows)).unsqueeze(-1))
         return values.flatten(2).transpose(1, 2).contiguous()
 
     return Codec((experts, blocks * size * 2, outputs), names, decode)
 
 
-def _linear(stored: StoredCodes, stem: str, code_end: str, whole_end: str, *, inverse: bool) -> Codec:
+def _build_linear_codec(stored: StoredCodes, stem: str, code_end: str, whole_end: str, *, inverse: bool) -> Codec:
     """Return the codec of a matrix with scales per group of its rows and a global one, a divisor in
     compressed-tensors.
     """
@@ -75,6 +78,6 @@ def _linear(stored: StoredCodes, stem: str, code_end: str, whole_end: str, *, in
         if has_whole:
             factor = stored.read(whole).to(torch.float32)
             scale = scale / factor if inverse else scale * factor
-        return scale_groups(_values(stored.read(codes, rows)), scale)
+        return scale_groups(_decode_values(stored.read(codes, rows)), scale)
 
     return Codec((outputs, 2 * width), (codes, scales, *([whole] if has_whole else [])), decode)

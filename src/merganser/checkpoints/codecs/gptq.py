@@ -23,14 +23,14 @@ def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
     form = stored.settings.get("checkpoint_format") or "gptq"
     if stored.method == "gptq" and form in _ZERO_OFFSETS:
         for stem in stored.stems("qweight"):
-            yield f"{stem}weight", _codec(stored, stem, _ZERO_OFFSETS[form])
+            yield f"{stem}weight", _build_codec(stored, stem, _ZERO_OFFSETS[form])
 
 
-def _codec(stored: StoredCodes, stem: str, offset: int) -> Codec:
+def _build_codec(stored: StoredCodes, stem: str, offset: int) -> Codec:
     codes, zeros, scales, index = (f"{stem}{end}" for end in ("qweight", "qzeros", "scales", "g_idx"))
-    words, outputs = _matrix(stored, codes)
-    groups = _matrix(stored, scales)[0]
-    bits = 32 * _matrix(stored, zeros)[1] // max(1, outputs)
+    words, outputs = _read_matrix_shape(stored, codes)
+    groups = _read_matrix_shape(stored, scales)[0]
+    bits = 32 * _read_matrix_shape(stored, zeros)[1] // max(1, outputs)
     if bits not in (2, 3, 4, 8) or words * 32 % bits or not groups:
         raise stored.error(codes, f"would have {bits} bits by the shapes of {zeros!r} and {scales!r}")
     inputs = words * 32 // bits
@@ -59,7 +59,7 @@ def _codec(stored: StoredCodes, stem: str, offset: int) -> Codec:
     return Codec((outputs, inputs), (codes, zeros, scales, *([index] if ordered else [])), decode)
 
 
-def _matrix(stored: StoredCodes, name: str) -> tuple[int, int]:
+def _read_matrix_shape(stored: StoredCodes, name: str) -> tuple[int, int]:
     spec = stored.spec(name)
     if spec is None or len(spec.shape) != 2:
         raise stored.error(name, "must be a matrix beside the codes of GPTQ and AWQ")

@@ -27,10 +27,10 @@ def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
     for stem in stored.stems("W_q"):
         settings = [f"{stem}{each}" for each in ("nbits", "shape", "axis")]
         if all(each in stored.checkpoint for each in settings):
-            yield f"{stem}weight", _codec(stored, stem)
+            yield f"{stem}weight", _build_codec(stored, stem)
 
 
-def _codec(stored: StoredCodes, stem: str) -> Codec:
+def _build_codec(stored: StoredCodes, stem: str) -> Codec:
     codes, scales, zeros = names = tuple(f"{stem}{end}" for end in ("W_q", "scale", "zero"))
     bits, axis = (int(stored.read_small(f"{stem}{each}").reshape(-1)[0]) for each in ("nbits", "axis"))
     shape = tuple(stored.read_small(f"{stem}shape").tolist())

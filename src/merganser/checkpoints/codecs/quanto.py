@@ -28,10 +28,10 @@ def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
     shapes = {name: tuple(each.shape) for name, each in model.state_dict().items()} if model is not None else {}
     for weight in weights:
         if weight in shapes:
-            yield weight, _codec(stored, weight, shapes[weight])
+            yield weight, _build_codec(stored, weight, shapes[weight])
 
 
-def _codec(stored: StoredCodes, weight: str, shape: tuple[int, ...]) -> Codec:
+def _build_codec(stored: StoredCodes, weight: str, shape: tuple[int, ...]) -> Codec:
     codes, scales, shifts = names = (f"{weight}{_DATA}", f"{weight}._scale", f"{weight}._shift")
     if len(stored.shape(codes)) != 2 or scales not in stored.checkpoint:
         raise stored.error(codes, "has no scales")

@@ -42,11 +42,11 @@ def find(stored: StoredCodes) -> Iterator[tuple[str, Codec]]:
             stem = name[: len(name) - len(end)]
             scale = stored.spec(stem + scale_end) if name.endswith(end) else None
             if scale and (scale.element.is_floating_point or scale.element.name in _EXPONENTS):
-                yield stem + target, _codec(stored, name, stem + scale_end, divisor)
+                yield stem + target, _build_codec(stored, name, stem + scale_end, divisor)
                 break
 
 
-def _codec(stored: StoredCodes, name: str, scale_name: str, divisor: int) -> Codec:
+def _build_codec(stored: StoredCodes, name: str, scale_name: str, divisor: int) -> Codec:
     shape = stored.shape(name)
     grid, blocks = _lay_out(stored, scale_name, shape)
     zero_name = f"{scale_name.removesuffix('_scale')}_zero_point"
@@ -73,13 +73,13 @@ def _lay_out(stored: StoredCodes, name: str, shape: tuple[int, ...]) -> tuple[tu
     sizes: Sequence[object] = said if isinstance(said, list) and len(said) == 2 else (None, None)
     wanted = (*(None,) * (len(shape) - 2), *sizes)[-len(shape) :]
     if len(grid) == len(shape) and 0 not in grid and 0 not in shape:
-        blocks = [_block(size, count, each) for size, count, each in zip(shape, grid, wanted, strict=True)]
+        blocks = [_count_sharing(size, count, each) for size, count, each in zip(shape, grid, wanted, strict=True)]
         if all(blocks):
             return grid, tuple(blocks)
     raise stored.error(name, f"does not have a scale for each part of a weight of shape {list(shape)}")
 
 
-def _block(size: int, count: int, wanted: object) -> int:
+def _count_sharing(size: int, count: int, wanted: object) -> int:
     """Return how many of `size` entries share one of `count` scales; 0 if that is impossible."""
     if isinstance(wanted, int) and wanted > 0 and -(-size // wanted) == count:
         return wanted

@@ -97,7 +97,7 @@ class HttpFile:
                 )
             if response.status_code == 416:
                 raise CheckpointError(f"{self.url}: the file is empty")
-            size = _total(response, self.url)
+            size = _read_total(response, self.url)
             try:
                 _collect(response, found, min(FIRST, size))
             except _Progress:
@@ -126,7 +126,7 @@ class HttpFile:
         if response.status_code not in (206, 200, 416):
             raise CheckpointError(f"{self.url}: the server says {response.status_code} {response.reason_phrase}")
         same = response.status_code == 206 and _version(response) == self.version
-        if not same or _total(response, self.url) != self.size:
+        if not same or _read_total(response, self.url) != self.size:
             raise _changed(self.url)
         if not response.headers["content-range"].startswith(f"bytes {start}-"):
             raise CheckpointError(f"{self.url}: the server sent another range than requested")
@@ -216,7 +216,7 @@ def _changed(url: str) -> CheckpointError:
     )
 
 
-def _total(response: Any, url: str) -> int:
+def _read_total(response: Any, url: str) -> int:
     """Return the size of the whole file, from a partial response."""
     said = response.headers.get("content-range", "").rpartition("/")[2]
     if response.status_code != 206 or not said.isdigit():

@@ -40,15 +40,18 @@ def find_choice(reply: str, options: Sequence[str] = (), count: int | None = Non
     letters = LETTERS[: count or len(options) or 10]
     text = normalize(reply).strip()
     for part in [*find_marked(text), *find_bold(text)]:
-        found = _leading(part, letters) or _named(part, letters, last=False) or _repeated(part, options)
+        found = _find_leading(part, letters) or _find_named(part, letters, last=False) or _find_repeated(part, options)
         if found:
             return found
-    if concluded := _concluded(text, letters):
+    if concluded := _find_concluded(text, letters):
         return concluded
     if _UNDECIDED.search(text):
         return None
     return (
-        _leading(text, letters) or _named(text, letters, last=True) or _repeated(text, options) or _alone(text, letters)
+        _find_leading(text, letters)
+        or _find_named(text, letters, last=True)
+        or _find_repeated(text, options)
+        or _find_alone(text, letters)
     )
 
 
@@ -80,18 +83,18 @@ def read_choice(answer: object, options: Sequence[str] = ()) -> str | None:
     return LETTERS[int(text)] if text.isdigit() and int(text) < count else None
 
 
-def _concluded(text: str, letters: str) -> str | None:
+def _find_concluded(text: str, letters: str) -> str | None:
     """Return the last letter that ends a conclusion, as in "A is too small, so it must be B"."""
     found = [m[1].upper() for m in _CONCLUDED.finditer(text) if m[1].upper() in letters]
     return found[-1] if found else None
 
 
-def _leading(text: str, letters: str) -> str | None:
+def _find_leading(text: str, letters: str) -> str | None:
     """Return a letter at the beginning: alone, in brackets, or before punctuation; the words `A` and `I` do not
     count.
     """
     match = re.match(rf"[\s\"'`*$]*{_PREFIX}[\"'`*$]*([(\[]?)([A-Za-z])(?![A-Za-z0-9])([)\].:,;]|\*\*)?", text, re.I)
-    if not match or match[2].upper() not in letters or _denied(text, match.start(2), match.end(2)):
+    if not match or match[2].upper() not in letters or _is_denied_around(text, match.start(2), match.end(2)):
         return None
     rest = text[match.end() :]
     marked = bool(match[1] or match[3])
@@ -104,45 +107,46 @@ def _leading(text: str, letters: str) -> str | None:
     return match[2].upper() if marked or ends else None
 
 
-def _named(text: str, letters: str, *, last: bool) -> str | None:
+def _find_named(text: str, letters: str, *, last: bool) -> str | None:
     """Return a letter in brackets, or called an option, that is not said to be wrong."""
     bracketed = rf"[(\[]([{letters}{letters.lower()}])[)\]]"
     pattern = rf"{bracketed}|\b(?:option|choice|选项|選択肢)\s*\"?([{letters}])\b|\b([{letters}])\)"
-    found = [m for m in re.finditer(pattern, text) if not _denied(text, m.start(), m.end())]
+    found = [m for m in re.finditer(pattern, text) if not _is_denied_around(text, m.start(), m.end())]
     chosen = found[-1 if last else 0] if found else None
     return next(group for group in chosen.groups() if group).upper() if chosen else None
 
 
-def _alone(text: str, letters: str) -> str | None:
+def _find_alone(text: str, letters: str) -> str | None:
     """Return the last upper-case letter that stands alone, except the words `A` and `I`."""
     found = [
         m[0]
         for m in re.finditer(rf"(?<![A-Za-z0-9_'])[{letters}](?![A-Za-z0-9_'])", text)
-        if not _denied(text, m.start(), m.end()) and not (m[0] in "AI" and re.match(r"\s+[a-z]", text[m.end() :]))
+        if not _is_denied_around(text, m.start(), m.end())
+        and not (m[0] in "AI" and re.match(r"\s+[a-z]", text[m.end() :]))
     ]
     return found[-1] if found else None
 
 
-def _repeated(text: str, options: Sequence[str]) -> str | None:
+def _find_repeated(text: str, options: Sequence[str]) -> str | None:
     """Return the option a reply begins with, or the only one it contains; the longest of nested options."""
-    said = _words(text)
-    known = {_words(option): letter for letter, option in zip(LETTERS, options, strict=False)}
-    held = [words for words in known if words.strip() and _affirmed(words, said)]
+    said = _spell_words(text)
+    known = {_spell_words(option): letter for letter, option in zip(LETTERS, options, strict=False)}
+    held = [words for words in known if words.strip() and _is_affirmed(words, said)]
     first = [words for words in held if said.startswith(words)]
     longest = max(first or held, key=len, default="")
     return known[longest] if longest and (first or all(words in longest for words in held)) else None
 
 
-def _affirmed(words: str, said: str) -> bool:
+def _is_affirmed(words: str, said: str) -> bool:
     """Return whether a text has these words at least once without denying them, as in "Paris, not London"."""
     return any(not is_denied(said, match.start() + 1) for match in re.finditer(re.escape(words), said))
 
 
-def _words(text: str) -> str:
+def _spell_words(text: str) -> str:
     """Return the words of a text between single spaces, without an article at the beginning."""
     plain = re.sub(r"[\W_]+", " ", normalize(text).casefold()).strip()
     return f" {re.sub(r'^(?:the|an?) ', '', plain)} "
 
 
-def _denied(text: str, start: int, end: int) -> bool:
+def _is_denied_around(text: str, start: int, end: int) -> bool:
     return is_denied(text, start) or bool(_WRONG_AFTER.match(text[end:]))

@@ -36,8 +36,8 @@ def holds_number(answer: str) -> bool:
     plain = normalize(answer)
     marked = find_marked(plain)
     alone = marked[0] if marked else plain
-    formula = is_formula(alone) and (bool(marked) or len(_words(alone)) <= _MANY_WORDS)
-    return not formula and bool(_readings(answer))
+    formula = is_formula(alone) and (bool(marked) or len(_split_words(alone)) <= _MANY_WORDS)
+    return not formula and bool(_read_answer(answer))
 
 
 def load_verifier(answer: str) -> Any:
@@ -75,31 +75,33 @@ def is_right(reply: str, answer: str) -> bool:
         >>> is_right("She makes **$1,234.50** a day at 2 markets.", "1234.5")
         True
     """
-    return same(_readings(reply), _readings(answer)) if holds_number(answer) else _same_expression(reply, answer)
+    return (
+        same(_read_answer(reply), _read_answer(answer)) if holds_number(answer) else _is_same_expression(reply, answer)
+    )
 
 
-def _readings(text: str) -> tuple[Reading, ...]:
+def _read_answer(text: str) -> tuple[Reading, ...]:
     """Return the readings of the answer in a text."""
     plain = normalize(text)
     for part in find_marked(plain):
-        if found := _first(part):
+        if found := _read_first(part):
             return found
     for part in find_bold(plain):
-        if len(_words(part)) <= _FEW_WORDS and (found := _first(part)):
+        if len(_split_words(part)) <= _FEW_WORDS and (found := _read_first(part)):
             return found
-    alone = _ASIDE.sub(r"\1", _without_entries(plain)).strip(" \n.$")
+    alone = _ASIDE.sub(r"\1", _drop_entries(plain)).strip(" \n.$")
     before = _AFTERTHOUGHT.sub("", alone)
     return as_tuple(alone) or _read(before.strip("()[]{}"), last=True) or _read(alone.strip("()[]{}"), last=True)
 
 
-def _without_entries(text: str) -> str:
+def _drop_entries(text: str) -> str:
     """Return a text without the numbers of its list or steps, if they count up from 1."""
     numbers = [int(match[1]) for match in _ENTRIES.finditer(text)]
     counts = len(numbers) > 1 and numbers == list(range(1, len(numbers) + 1))
     return _ENTRIES.sub("", text) if counts else text
 
 
-def _first(part: str) -> tuple[Reading, ...]:
+def _read_first(part: str) -> tuple[Reading, ...]:
     """Return readings of the answer at the beginning of a marked part; of `3 * 6 = 18`, the result."""
     while (equation := _EQUATION.match(part)) and _TERMS.fullmatch(part[: equation.end() - 1]):
         part = part[equation.end() :]
@@ -118,11 +120,11 @@ def _read(text: str, *, last: bool) -> tuple[Reading, ...]:
     return as_list(text, quantities) or quantities[-1 if last else 0].readings
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return re.findall(r"[^\W\d_]+", text)
 
 
-def _same_expression(reply: str, answer: str) -> bool:
+def _is_same_expression(reply: str, answer: str) -> bool:
     verify = load_verifier(answer)
     expected, found = (
         verify.parse(text if find_marked(text) or "$" in text else f"${text}$") for text in (answer, reply)

@@ -77,10 +77,10 @@ def find_marked(text: str) -> list[str]:
         # An announcement may be on its own line, above the answer.
         line = following.lstrip().split("\n", 1)[0]
         if line.strip():
-            announced.append(_sentence(line))
+            announced.append(_cut_sentence(line))
     hashes = [match[1].strip() for match in _HASHES.finditer(text) if match[1].strip()]
     tagged = [match[1].strip() for match in _TAGGED.finditer(text) if match[1].strip()]
-    return [part for kind in (_boxed(text), tagged, hashes, announced) for part in reversed(kind)]
+    return [part for kind in (_find_boxed(text), tagged, hashes, announced) for part in reversed(kind)]
 
 
 def is_denied(text: str, start: int) -> bool:
@@ -93,7 +93,7 @@ def find_bold(text: str) -> list[str]:
     return [found for match in reversed(list(_BOLD.finditer(text))) if not (found := match[2].strip()).endswith(":")]
 
 
-def _boxed(text: str) -> list[str]:
+def _find_boxed(text: str) -> list[str]:
     found = []
     for match in _BOX.finditer(text):
         if match[1] is None:
@@ -108,7 +108,7 @@ def _boxed(text: str) -> list[str]:
     return [each for each in found if each]
 
 
-def _sentence(line: str) -> str:
+def _cut_sentence(line: str) -> str:
     """Return the line up to a full stop that ends a sentence, not one inside a number or an abbreviation."""
     end = re.search(r"(?<=[\w)%°$\"'*}\]])[.!?。](?=\s+[A-Z#\\(]|\s*$)", line)
     return line[: end.start()] if end else line

@@ -33,7 +33,7 @@ def normalize(text: str) -> str:
     text = "".join(str(unicodedata.digit(c)) if unicodedata.category(c) == "Nd" else c for c in text.translate(_SIGNS))
     text = re.sub(r"[\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069]", "", text)
     text = _MILLIONS.sub(lambda match: f"{match[1]} {'million' if match[2] else 'billion'}", text)
-    return _plain_latex(_AND_A_HALF.sub(" 1/2", _SPOKEN_MINUS.sub("-", text)))
+    return _simplify_latex(_AND_A_HALF.sub(" 1/2", _SPOKEN_MINUS.sub("-", text)))
 
 
 #: A sign in words; after a number, "minus" is a subtraction.
@@ -53,7 +53,7 @@ _ROOT = re.compile(r"(?<![\w})])\s*\\sqrt\s*\{\s*(\d{1,12})\s*\}")
 _SHORT_FRACTION = re.compile(r"\\[dtc]?frac\s*(\d)\s*(\d)(?!\d)")
 
 
-def _plain_latex(text: str) -> str:
+def _simplify_latex(text: str) -> str:
     if "\\" not in text and "{,}" not in text:
         return text
     text = text.replace("{,}", ",").replace("\\$", "$").replace("\\%", "%")
@@ -63,10 +63,10 @@ def _plain_latex(text: str) -> str:
     text = _COMMAND_WITH_TEXT.sub(r" \1", text)
     text = _FRACTION.sub(r" \1/\2", text)
     text = _SHORT_FRACTION.sub(r" \1/\2", text)
-    text = _ROOT.sub(_root_of_square, text)
+    text = _ROOT.sub(_resolve_root, text)
     return re.sub(r"\\[()\[\]]", " ", text)
 
 
-def _root_of_square(match: re.Match[str]) -> str:
+def _resolve_root(match: re.Match[str]) -> str:
     root = math.isqrt(int(match[1]))
     return f" {root}" if root**2 == int(match[1]) else match[0]

@@ -80,7 +80,7 @@ def find_quantities(text: str) -> list[Quantity]:
         >>> [q.readings[0] for q in find_quantities("3 boxes of 1,234.50")]
         [Fraction(3, 1), Fraction(2469, 2)]
     """
-    single = list(_singles(text))
+    single = list(_find_single(text))
     found: list[Quantity] = []
     position = 0
     while position < len(single):
@@ -91,7 +91,7 @@ def find_quantities(text: str) -> list[Quantity]:
             spoken = between.strip() == "and" and text[: here.start].rstrip().lower().endswith("between")
             alike = isinstance(here.readings[0], Fraction) == isinstance(after.readings[0], Fraction)
             if alike and (spoken or _DASH.fullmatch(between)):
-                ends = tuple(part for q in (here, after) for part in _flat(q.readings[0]))
+                ends = tuple(part for q in (here, after) for part in _flatten(q.readings[0]))
                 found.append(Quantity((("range", *ends),), here.start, after.end))
                 position += 2
                 continue
@@ -108,7 +108,7 @@ def as_list(text: str, quantities: list[Quantity]) -> tuple[Reading, ...]:
     members = [quantity.readings[0] for quantity in quantities]
     numbers = [member for member in members if isinstance(member, Fraction)]
     ordered: tuple[Reading, ...] = (("tuple", *numbers),) if len(numbers) == len(members) else ()
-    return (_list_of(*members), *ordered)
+    return (_make_list(*members), *ordered)
 
 
 def as_tuple(text: str) -> tuple[Reading, ...]:
@@ -126,7 +126,7 @@ def as_tuple(text: str) -> tuple[Reading, ...]:
     return () if any(re.search(r"/0+$", part) for part in parts) else (("tuple", *map(Fraction, parts)),)
 
 
-def _list_of(*members: Reading) -> Reading:
+def _make_list(*members: Reading) -> Reading:
     """Return a list reading that is independent of the order of its members."""
     numbers = [member for member in members if isinstance(member, Fraction)]
     return ("list", *sorted(numbers)) if len(numbers) == len(members) else ("list", *map(str, members))
@@ -134,22 +134,22 @@ def _list_of(*members: Reading) -> Reading:
 
 def same(left: tuple[Reading, ...], right: tuple[Reading, ...]) -> bool:
     """Return whether two quantities share a reading; repeating decimals may be rounded to two decimals or more."""
-    return any(a == b or _rounded(a, b) or _rounded(b, a) for a in left for b in right)
+    return any(a == b or _is_rounded(a, b) or _is_rounded(b, a) for a in left for b in right)
 
 
-def _rounded(value: Reading, exact: Reading) -> bool:
+def _is_rounded(value: Reading, exact: Reading) -> bool:
     """Return whether `value` is `exact`, a fraction with a repeating decimal expansion, rounded to two decimals or
     more.
     """
     if not isinstance(value, Fraction) or not isinstance(exact, Fraction):
         return False
-    if not _endless(exact) or _endless(value) or value.denominator == 1:
+    if not _is_repeating(exact) or _is_repeating(value) or value.denominator == 1:
         return False
     places = next(n for n in range(1, 5000) if (value * 10**n).denominator == 1)
     return places >= 2 and abs(value - exact) <= Fraction(1, 2 * 10**places)
 
 
-def _endless(value: Fraction) -> bool:
+def _is_repeating(value: Fraction) -> bool:
     rest = value.denominator
     if rest.bit_length() > 5000:
         return False
@@ -159,21 +159,21 @@ def _endless(value: Fraction) -> bool:
     return rest > 1
 
 
-def _singles(text: str) -> Iterator[Quantity]:
+def _find_single(text: str) -> Iterator[Quantity]:
     for match in _QUANTITY.finditer(text):
         if _FACTOR_AFTER.match(text, match.end()) or _FACTOR_BEFORE.search(
             text[max(0, match.start() - 9) : match.start()]
         ):
             continue
-        readings = _readings(match, text)
+        readings = _read_match(match, text)
         if readings:
             yield Quantity(tuple(dict.fromkeys(readings)), match.start(), match.end())
 
 
-def _readings(match: re.Match[str], text: str) -> list[Reading]:
+def _read_match(match: re.Match[str], text: str) -> list[Reading]:
     sign = -1 if match["sign"] or match["inner"] else 1
     if match["clock"] or match["hour"]:
-        return _times(match)
+        return _read_time(match)
     if match["ratio"]:
         left, right = (Fraction(part) for part in match["ratio"].split(":"))
         return [("ratio", left / right)] if right else []
@@ -182,23 +182,23 @@ def _readings(match: re.Match[str], text: str) -> list[Reading]:
         bottom = Fraction(match["mixed_bottom"])
         values = [Fraction(match["mixed"]) + Fraction(match["mixed_top"]) / bottom] if bottom else []
     elif match["top"]:
-        values = [a / b for a in _values(match["top"]) for b in _values(match["bottom"]) if b]
+        values = [a / b for a in _read_digits(match["top"]) for b in _read_digits(match["bottom"]) if b]
     elif match["mantissa"]:
-        values = [_power(Fraction(10), match["power"], value) for value in _values(match["mantissa"])]
+        values = [_raise_to(Fraction(10), match["power"], value) for value in _read_digits(match["mantissa"])]
     elif match["root"]:
-        values = [_power(value, match["exponent"]) for value in _values(match["root"]) if value]
+        values = [_raise_to(value, match["exponent"]) for value in _read_digits(match["root"]) if value]
     else:
         scale = _SCALES.get((match["scale"] or "").strip(), 1)
-        values = [_power(Fraction(10), match["scientific"] or "0", v) * scale for v in _values(match["number"])]
+        values = [_raise_to(Fraction(10), match["scientific"] or "0", v) * scale for v in _read_digits(match["number"])]
     found: list[Reading] = [sign * value for value in values]
     if match["percent"]:
         found += [sign * value / 100 for value in values]
-    if match["number"] and (parts := _listed(match["number"])):
-        found.append(_list_of(*(sign * part for part in parts)))
+    if match["number"] and (parts := _read_list(match["number"])):
+        found.append(_make_list(*(sign * part for part in parts)))
     return found
 
 
-def _times(match: re.Match[str]) -> list[Reading]:
+def _read_time(match: re.Match[str]) -> list[Reading]:
     """Return minutes since midnight; without am or pm, hours up to 12 may be either."""
     hour, *rest = map(int, (match["clock"] or match["hour"]).split(":"))
     minutes = 60 * hour + (rest[0] if rest else 0)
@@ -210,7 +210,7 @@ def _times(match: re.Match[str]) -> list[Reading]:
     return [("time", minutes + seconds), *([("time", minutes % 720 + 720 + seconds)] if hour <= 12 else [])]
 
 
-def _values(text: str) -> list[Fraction]:
+def _read_digits(text: str) -> list[Fraction]:
     """Return the possible values of digits with separators: `1,234` a thousand or a decimal, `1.234,50` just one."""
     if len(text) > MAX_LENGTH:
         return []
@@ -233,13 +233,13 @@ def _values(text: str) -> list[Fraction]:
     return []
 
 
-def _listed(text: str) -> tuple[Fraction, ...]:
+def _read_list(text: str) -> tuple[Fraction, ...]:
     """Return the members of `17,18` and `1,2,3`, which may be a list."""
     parts = text.split(",") if len(text) <= MAX_LENGTH else []
     return tuple(map(Fraction, parts)) if len(parts) > 1 and all(part.isdigit() for part in parts) else ()
 
 
-def _power(base: Fraction, exponent: str, factor: Fraction | int = 1) -> Fraction:
+def _raise_to(base: Fraction, exponent: str, factor: Fraction | int = 1) -> Fraction:
     """Return factor · base^exponent; if that is too large to compute, a value that equals no written number."""
     n = int(exponent) if len(exponent) < 6 else MAX_EXPONENT + 1
     if abs(n) > MAX_EXPONENT or base.numerator.bit_length() > 256:
@@ -247,5 +247,5 @@ def _power(base: Fraction, exponent: str, factor: Fraction | int = 1) -> Fractio
     return factor * base**n if base or n >= 0 else Fraction(0)
 
 
-def _flat(reading: Reading) -> tuple[str | Fraction, ...]:
+def _flatten(reading: Reading) -> tuple[str | Fraction, ...]:
     return (reading,) if isinstance(reading, Fraction) else reading

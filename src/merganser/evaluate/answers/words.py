@@ -46,7 +46,7 @@ def read_words(text: str) -> tuple[Fraction, ...]:
         part = _PART_ALONE.fullmatch(text.strip(" \n.!"))
         return (Fraction(1, _PARTS[part["part"].lower()]),) if part else ()
     run = found[-1]
-    value = _whole(run["whole"])
+    value = _read_whole(run["whole"])
     if run["part"]:
         share = Fraction(1, _PARTS[run["part"].lower()])
         value = value + share if run["plus"] else value * share
@@ -54,7 +54,7 @@ def read_words(text: str) -> tuple[Fraction, ...]:
     return (-value if run["minus"] and not subtracted else value,)
 
 
-def _whole(words: str) -> Fraction:
+def _read_whole(words: str) -> Fraction:
     total, current = 0, 0
     for word in re.findall(_WORD, words.lower()):
         if word in _SMALL:

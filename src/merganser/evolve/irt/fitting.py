@@ -104,7 +104,7 @@ def fit(
     losses: dict[int, float] = {}
     if dimensions is None:
         dimensions, losses = _choose(observed, known, seed, sweeps, tolerance)
-    return _oriented(sweep(observed, known, dimensions, sweeps, tolerance), known, losses)
+    return _orient(sweep(observed, known, dimensions, sweeps, tolerance), known, losses)
 
 
 def log_loss(irt: IRT, answers: ArrayLike, mask: ArrayLike | None = None) -> float:
@@ -147,7 +147,7 @@ def _choose(answers: Tensor, known: Tensor, seed: int, sweeps: int, tolerance: f
     losses: dict[int, Tensor] = {}
     for count in (c for c in CANDIDATES if c < max(3, len(answers))):
         solution = sweep(answers, known - held, count, sweeps, tolerance)
-        logits = _extended(solution.abilities.mean) @ solution.items.mean.T
+        logits = _extend(solution.abilities.mean) @ solution.items.mean.T
         losses[count] = (softplus(logits) - answers * logits)[held > 0]
         tried = list(losses)
         if len(tried) > 2 and min(losses[c].mean() for c in tried[-2:]) > losses[tried[-3]].mean():
@@ -162,7 +162,7 @@ def _choose(answers: Tensor, known: Tensor, seed: int, sweeps: int, tolerance: f
     return chosen, {c: float(loss.mean()) for c, loss in losses.items()}
 
 
-def _extended(abilities: Tensor) -> Tensor:
+def _extend(abilities: Tensor) -> Tensor:
     """Return [γ ‖ −1], so that z = [γ ‖ −1] · [a ‖ β]."""
     return torch.cat([abilities, -torch.ones_like(abilities[:, :1])], 1)
 
@@ -175,7 +175,7 @@ def sweep(answers: Tensor, known: Tensor, dimensions: int, sweeps: int, toleranc
     of_items, of_abilities = _Prior(zeros, zeros + 1), _Prior(zeros[1:], zeros[1:] + 1)
     bounds: list[float] = []
     for _ in range(sweeps):
-        seen = _Factor(_extended(abilities.mean), _padded(abilities.covariance))
+        seen = _Factor(_extend(abilities.mean), _pad(abilities.covariance))
         moments = seen.moments
         items = _solve(2 * _slopes(moments, items.moments, known).T @ moments, signs.T @ seen.mean, of_items)
         moments = items.moments
@@ -185,7 +185,7 @@ def sweep(answers: Tensor, known: Tensor, dimensions: int, sweeps: int, toleranc
             signs @ items.mean[:, :-1] + curvature[:, :-1, -1],
             of_abilities,
         )
-        of_items, of_abilities = _updated(items, of_items), _updated(abilities, of_abilities)
+        of_items, of_abilities = _update_modes(items, of_items), _update_modes(abilities, of_abilities)
         bounds.append(_bound(signs, known, abilities, items, of_abilities, of_items))
         if len(bounds) > 1 and bounds[-1] - bounds[-2] < tolerance * float(known.sum()):
             break
@@ -206,7 +206,7 @@ def _start(answers: Tensor, known: Tensor, dimensions: int) -> tuple[_Factor, _F
     return _Factor(gamma, nothing), _Factor(items, 0.1 * spread)
 
 
-def _padded(covariance: Tensor) -> Tensor:
+def _pad(covariance: Tensor) -> Tensor:
     return torch.nn.functional.pad(covariance, (0, 1, 0, 1))
 
 
@@ -223,7 +223,7 @@ def _solve(curvature: Tensor, pull: Tensor, prior: _Prior) -> _Factor:
     return _Factor(mean[:, :, 0], covariance)
 
 
-def _updated(factor: _Factor, prior: _Prior) -> _Prior:
+def _update_modes(factor: _Factor, prior: _Prior) -> _Prior:
     """Return the modes of μ given u and then of u given μ, per column."""
     rows = len(factor.mean)
     mean = prior.precision * factor.mean.sum(0) / (rows * prior.precision + 1 / MEAN_VARIANCE)
@@ -234,7 +234,7 @@ def _updated(factor: _Factor, prior: _Prior) -> _Prior:
 def _bound(
     signs: Tensor, known: Tensor, abilities: _Factor, items: _Factor, of_abilities: _Prior, of_items: _Prior
 ) -> float:
-    seen = _Factor(_extended(abilities.mean), _padded(abilities.covariance))
+    seen = _Factor(_extend(abilities.mean), _pad(abilities.covariance))
     xi = (seen.moments @ items.moments.T).clamp_min(0).sqrt()
     likelihood = (known * (logsigmoid(xi) - xi / 2) + signs * (seen.mean @ items.mean.T)).sum()
     hyper = sum(
@@ -243,7 +243,7 @@ def _bound(
     return float(likelihood - abilities.divergence(of_abilities) - items.divergence(of_items) + hyper)
 
 
-def _oriented(solution: _Solution, known: Tensor, losses: dict[int, float]) -> IRT:
+def _orient(solution: _Solution, known: Tensor, losses: dict[int, float]) -> IRT:
     """Fix the signs (able models answer better: Σ a ≥ 0) and the order (most variance first), and add Laplace
     errors.
     """
@@ -256,7 +256,7 @@ def _oriented(solution: _Solution, known: Tensor, losses: dict[int, float]) -> I
     p = torch.sigmoid(gamma @ a.T - beta)
     weight = known * p * (1 - p)
     covariances = _inverse_curvature(weight, a, precision)
-    errors = _inverse_curvature(weight.T, _extended(gamma), of_items).diagonal(dim1=1, dim2=2).sqrt()
+    errors = _inverse_curvature(weight.T, _extend(gamma), of_items).diagonal(dim1=1, dim2=2).sqrt()
     return IRT(
         _numpy(gamma),
         Items(_numpy(a), _numpy(beta), _numpy(errors)),

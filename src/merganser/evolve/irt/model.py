@@ -121,9 +121,9 @@ class IRT:
             raise InputError(f"{len(seen)} items need {len(seen)} answers, not an array of shape {targets.shape}")
         if prior:
             return regress(seen.discrimination, -seen.difficulty, targets, self.prior.mean, self.prior.precision)
-        return self._most_likely(seen, targets)
+        return self._maximise_likelihood(seen, targets)
 
-    def _most_likely(self, seen: Items, targets: Array) -> Posterior:
+    def _maximise_likelihood(self, seen: Items, targets: Array) -> Posterior:
         """Return γ = μ + Λ^(-½) V z, with V the right singular vectors of a Λ^(-½) along which the items are
         informative.
 

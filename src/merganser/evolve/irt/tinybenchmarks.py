@@ -61,23 +61,23 @@ def load(path: str | PathLike[str], benchmark: str = "lb") -> TinyBenchmark:
     if benchmark not in benchmarks:
         raise InputError(f"{path} has no benchmark {benchmark!r}{did_you_mean(benchmark, benchmarks)}")
     parts = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{benchmark}/")}
-    items = _items(parts, f"benchmark {benchmark!r} of {path}")
+    items = _read_items(parts, f"benchmark {benchmark!r} of {path}")
     scenarios = {
-        name.removeprefix("scenarios/"): _indices(array, len(items), f"{path}: {benchmark}/{name}")
+        name.removeprefix("scenarios/"): _read_indices(array, len(items), f"{path}: {benchmark}/{name}")
         for name, array in parts.items()
         if name.startswith("scenarios/")
     }
-    return TinyBenchmark(_irt(items, parts), scenarios, _anchors(parts, scenarios, len(items), str(path)))
+    return TinyBenchmark(_read_irt(items, parts), scenarios, _read_anchors(parts, scenarios, len(items), str(path)))
 
 
-def _indices(array: NDArray[Any], count: int, where: str) -> Indices:
+def _read_indices(array: NDArray[Any], count: int, where: str) -> Indices:
     """Return checked item numbers."""
     if array.ndim != 1 or array.dtype.kind not in "iu" or (array.size and not 0 <= array.min() <= array.max() < count):
         raise InputError(f"{where}: expected numbers of items from 0 below {count}")
     return array.astype(np.intp)
 
 
-def _items(parameters: Mapping[str, Any], where: str) -> Items:
+def _read_items(parameters: Mapping[str, Any], where: str) -> Items:
     """Read A (1 × D × N) and B (1 × 1 × N), with z = Σ_d (A_d θ_d − B) = A·θ − D B: the published models were fitted
     with the difficulty inside the sum over dimensions.
     """
@@ -91,7 +91,7 @@ def _items(parameters: Mapping[str, Any], where: str) -> Items:
     return Items(np.ascontiguousarray(a[0].T), a.shape[1] * b.reshape(-1))
 
 
-def _irt(items: Items, parameters: Mapping[str, Any]) -> IRT:
+def _read_irt(items: Items, parameters: Mapping[str, Any]) -> IRT:
     dimensions = items.discrimination.shape[1]
     theta: Array = np.asarray(parameters.get("Theta", np.zeros((0, dimensions))), dtype=np.float64)
     if theta.size % max(dimensions, 1) or not np.isfinite(theta).all():
@@ -104,7 +104,7 @@ def _irt(items: Items, parameters: Mapping[str, Any]) -> IRT:
     return IRT(theta, items, prior)
 
 
-def _anchors(
+def _read_anchors(
     parts: Mapping[str, NDArray[Any]], scenarios: Mapping[str, Indices], count: int, path: str
 ) -> dict[str, Subset]:
     """Return the anchors of each scenario: those of `anchors` in its range of items.
@@ -113,7 +113,7 @@ def _anchors(
     """
     if "anchors" not in parts:
         return {}
-    seen = _indices(parts["anchors"], count, f"{path}: anchors")
+    seen = _read_indices(parts["anchors"], count, f"{path}: anchors")
     anchors = {}
     for name, positions in scenarios.items():
         inside = seen[np.isin(seen, positions)]

@@ -35,7 +35,7 @@ class BlobWriter:
         """Append integers from −levels to levels, several to a byte, so that a Huffman code of bytes can use less
         than one bit for each.
         """
-        base, together = 2 * levels + 1, _together(levels)
+        base, together = 2 * levels + 1, _count_per_byte(levels)
         digits = (values.astype(np.int16).ravel() + levels).astype(np.uint8)
         rows = np.pad(digits, (0, -len(digits) % together), constant_values=levels).reshape(-1, together)
         packed = np.zeros(len(rows), dtype=np.uint8)
@@ -82,11 +82,11 @@ class BlobReader:
 
     def symbols(self, levels: int, count: int) -> np.ndarray[Any, Any]:
         """Read `count` integers from −levels to levels, as int8."""
-        base, together = 2 * levels + 1, _together(levels)
+        base, together = 2 * levels + 1, _count_per_byte(levels)
         packed = self.array("u1", -(-count // together))
         if packed.size and int(packed.max()) >= base**together:
             raise self.damaged("a symbol is out of range")
-        found: np.ndarray[Any, Any] = _table(levels)[packed].reshape(-1)[:count]
+        found: np.ndarray[Any, Any] = _tabulate(levels)[packed].reshape(-1)[:count]
         return found
 
     def done(self) -> None:
@@ -122,14 +122,14 @@ def _squeeze(raw: bytes) -> tuple[int, bytes]:
     return best
 
 
-def _together(levels: int) -> int:
+def _count_per_byte(levels: int) -> int:
     """Return how many symbols fit into a byte."""
     return int(math.log(256.5) / math.log(2 * levels + 1))
 
 
 @cache
-def _table(levels: int) -> np.ndarray[Any, Any]:
+def _tabulate(levels: int) -> np.ndarray[Any, Any]:
     """Return the symbols in every byte, shape (bytes, symbols)."""
-    base, together = 2 * levels + 1, _together(levels)
+    base, together = 2 * levels + 1, _count_per_byte(levels)
     codes = np.arange(base**together)[:, None]
     return (codes // base ** np.arange(together) % base - levels).astype(np.int8)

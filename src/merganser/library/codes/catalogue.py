@@ -51,8 +51,8 @@ def candidates(delta: Delta, names: Collection[str] | None = None) -> Iterator[C
             yield from (Signs("rows"), Signs("columns"))
     if "factors" in allowed and matrix:
         d, m = delta.matrix.shape
-        yield from (MixedFactors(rank) for rank in _ranks(min(delta.factors.rank, 1 + d * m // (d + m))))
-        if end := _end(delta.factors.s):
+        yield from (MixedFactors(rank) for rank in _list_ranks(min(delta.factors.rank, 1 + d * m // (d + m))))
+        if end := _find_end(delta.factors.s):
             yield from (MixedFactors(end, step) for step in (LAST, *_SHORTER))
 
 
@@ -130,13 +130,13 @@ def _values(code: Code) -> tuple[Any, ...]:
     return astuple(code)  # type: ignore[call-overload,no-any-return]
 
 
-def _end(spectrum: Tensor) -> int:
+def _find_end(spectrum: Tensor) -> int:
     """Return the rank after which singular values drop sharply, as for a merged adapter; 0 if they never do."""
     falls = spectrum[:-1] / spectrum[1:]
     return 1 + int(falls.argmax()) if falls.numel() and float(falls.max()) > _FALL else 0
 
 
-def _ranks(most: int) -> list[int]:
+def _list_ranks(most: int) -> list[int]:
     """Return 1, 2, 3, 4, 6, 8, 11, … up to a rank."""
     found = [1] if most else []
     while found and found[-1] < most:

@@ -61,7 +61,7 @@ class Delta:
         if gram is not None:
             if gram.shape != (width, width):
                 raise InputError(f"its Gram matrix has shape {list(gram.shape)}, expected {[width, width]}")
-            self.gram, self._root = _conditioned(gram)
+            self.gram, self._root = _condition(gram)
         self.energy = self.error(None)
 
     def error(self, approximation: Tensor | None) -> float:
@@ -163,7 +163,7 @@ def encode(change: Delta, code: Code, energy: float | None = None) -> Coded:
 
 def read_head(blob: bytes | memoryview, where: str) -> BlobHead:
     """Read only the head of a blob."""
-    return _head(BlobReader(blob, where))
+    return _read_head(BlobReader(blob, where))
 
 
 def decode(blob: bytes | memoryview, shape: Sequence[int], where: str) -> Tensor | Triple:
@@ -183,7 +183,7 @@ def decode(blob: bytes | memoryview, shape: Sequence[int], where: str) -> Tensor
     from merganser.library.codes.catalogue import CODES  # avoids a cyclic import
 
     source = BlobReader(blob, where)
-    head = _head(source)
+    head = _read_head(source)
     if head.shape != tuple(shape):
         raise source.damaged(f"it has a tensor of {list(head.shape)}, the base has {list(shape)}")
     height, width = matrix_shape(head.shape)
@@ -215,7 +215,7 @@ def dense(found: Tensor | Triple) -> Tensor:
     return found
 
 
-def _head(source: BlobReader) -> BlobHead:
+def _read_head(source: BlobReader) -> BlobHead:
     version, number, rows, axes = source.numbers("BBBB")
     if version != VERSION:
         raise source.damaged(f"the version {version} is unknown; a later version may have written it")
@@ -228,7 +228,7 @@ def _head(source: BlobReader) -> BlobHead:
     return BlobHead(number, shape, error, energy, bool(rows))
 
 
-def _conditioned(gram: Tensor) -> tuple[Tensor, Tensor]:
+def _condition(gram: Tensor) -> tuple[Tensor, Tensor]:
     """Return a Gram matrix G with mean diagonal 1 and a small multiple of the identity added, so that it is
     invertible, and L with G = L Lᵀ.
     """

@@ -42,13 +42,13 @@ class MixedFactors(Code):
             out.numbers("I", 0)
             return
         step = self.step * float(found.s[-1]) / math.sqrt((d + m) / 2)
-        right, right_steps = _rounded(found.v, step / found.s)
+        right, right_steps = _round_columns(found.v, step / found.s)
         v = right * right_steps
         weighed = change.weigh(v.T)
         inner = weighed @ v
         inner.diagonal().add_(1e-9 * inner.diagonal().mean())
         a = torch.linalg.solve(inner, (weighed.float() @ change.matrix.T).double()).T
-        left, left_steps = _rounded(a, torch.full_like(right_steps, step))
+        left, left_steps = _round_columns(a, torch.full_like(right_steps, step))
         out.numbers("I", found.rank)
         out.array((left_steps * right_steps).float().numpy())
         for side in (left, right):
@@ -64,7 +64,7 @@ class MixedFactors(Code):
         return Triple(u, s, v)
 
 
-def _rounded(columns: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+def _round_columns(columns: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
     """Round columns to whole steps, with longer steps where 127 of them would not suffice."""
     steps = torch.maximum(steps, columns.abs().amax(0) / SYMBOLS[-1])
     return (columns / steps).round(), steps

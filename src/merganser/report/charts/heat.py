@@ -64,12 +64,12 @@ def heat_map(
     least = -top if signed else bottom
     scale = f"Colours from {least:.3g} to {top:.3g}{', logarithmic' if log else ''}."
     marked = points or {}
-    letters = sum(len(tick.text) + 2 for tick in _names(columns))
+    letters = sum(len(tick.text) + 2 for tick in _place_names(columns))
     return frame(
-        stretched + '<path fill="none" stroke="var(--line)" d="M0 0H100V100H0z"/>' + _points(marked),
+        stretched + '<path fill="none" stroke="var(--line)" d="M0 0H100V100H0z"/>' + _draw_points(marked),
         label=f"{height} by {width} values. {scale} {' '.join(marked)}".strip(),
-        xs=_names(columns),
-        ys=[Tick(100 - tick.place, tick.text) for tick in _names(rows)],
+        xs=_place_names(columns),
+        ys=[Tick(100 - tick.place, tick.text) for tick in _place_names(rows)],
         x=x,
         y=y,
         upright="always" if letters > _WIDE else "narrow" if letters > _ACROSS else "",
@@ -80,7 +80,7 @@ def heat_map(
     )
 
 
-def _points(points: Mapping[str, tuple[float, float]]) -> str:
+def _draw_points(points: Mapping[str, tuple[float, float]]) -> str:
     return "".join(
         f'<path class="point" d="M{100 * across:.2f} {100 * down:.2f}h0">{tooltip(name)}</path>'
         for name, (across, down) in points.items()
@@ -96,7 +96,7 @@ def _share(value: float, low: float, high: float, log: bool) -> float:
     return min(1.0, max(0.0, (value - low) / (high - low))) if high > low else float(value >= high)
 
 
-def _names(names: Sequence[str]) -> list[Tick]:
+def _place_names(names: Sequence[str]) -> list[Tick]:
     """Return names spread evenly, thinned out if there are many."""
     every = math.ceil(len(names) / _MOST_NAMES) or 1
     return [Tick(100 * (i + 0.5) / len(names), shorten(name, 28)) for i, name in enumerate(names) if i % every == 0]

@@ -62,7 +62,7 @@ def line_chart(
         >>> line_chart([Series("loss", [0, 0.5, 1], [0.1, 0.9, 0.1])], "λ", "loss")
     """
     names = list(dict.fromkeys(p for s in series for p in s.xs if isinstance(p, str)))
-    points = [_points(one, {name: float(i) for i, name in enumerate(names)}) for one in series]
+    points = [_place_points(one, {name: float(i) for i, name in enumerate(names)}) for one in series]
     across = Axis.around([p for line in points for p, _ in line], log=log_x)
     across = replace(across, whole=all(isinstance(p, int) for s in series for p in s.xs))
     up = Axis.around([*(v for line in points for _, v in line), *guides, *include], log=log_y)
@@ -77,7 +77,7 @@ def line_chart(
             path = "M" + "L".join(f"{a:.2f} {b:.2f}" for a, b in places)
             marks.append(f'<path class="line{" dotted" * one.dotted}{faint}" {own(i)} d="{path}"/>')
         if one.dots:
-            said = [tooltip(f"{one.name}: {_shown(p, names)}, {v:.4g}") for p, v in drawn]
+            said = [tooltip(f"{one.name}: {_show_place(p, names)}, {v:.4g}") for p, v in drawn]
             marks += [
                 f'<path class="dot{faint}" {own(i)} d="M{a:.2f} {b:.2f}h0">{text}</path>'
                 for (a, b), text in zip(places, said, strict=True)
@@ -97,13 +97,13 @@ def line_chart(
     )
 
 
-def _points(series: Series, order: Mapping[str, float]) -> list[tuple[float, float]]:
+def _place_points(series: Series, order: Mapping[str, float]) -> list[tuple[float, float]]:
     """Return the points with a finite value; a name is at its position in the order."""
     xs = [order[x] if isinstance(x, str) else float(x) for x in series.xs]
     return [(x, y) for x, y in zip(xs, series.ys, strict=True) if y is not None and math.isfinite(y)]
 
 
-def _shown(place: float, names: Sequence[str]) -> str:
+def _show_place(place: float, names: Sequence[str]) -> str:
     return names[int(place)] if names else f"{place:.4g}"
 
 

@@ -29,7 +29,7 @@ def parallel_coordinates(
     Example:
         >>> parallel_coordinates(["weight", "density"], [[0.2, 0.5], [0.6, 0.9]], [0.71, 0.84])
     """
-    places = [_column([row[i] for row in rows]) for i in range(len(columns))]
+    places = [_place_values([row[i] for row in rows]) for i in range(len(columns))]
     across = [100 * (i + 0.5) / len(columns) for i in range(len(columns))]
     low, high = min(scores, default=0.0), max(scores, default=1.0)
     marks = [f'<path class="grid" d="M{x:.2f} 0V100"/>' for x in across]
@@ -37,18 +37,18 @@ def parallel_coordinates(
         share = (scores[number] - low) / (high - low) if high > low else 1.0
         share = 1 - share if lowest and high > low else share
         path = "M" + "L".join(f"{x:.2f} {100 - column[number]:.2f}" for x, column in zip(across, places, strict=True))
-        values = ", ".join(f"{name} {_shown(value)}" for name, value in zip(columns, rows[number], strict=True))
+        values = ", ".join(f"{name} {_show(value)}" for name, value in zip(columns, rows[number], strict=True))
         marks.append(
             f'<path class="line" style="--own:var(--c0)" stroke-opacity="{0.1 + 0.9 * share**2:.2f}" d="{path}">'
             f"{tooltip(f'{values}: {scores[number]:.4g}')}</path>"
         )
     better = "lower" if lowest else "higher"
-    ends = [_ends([row[i] for row in rows]) for i in range(len(columns))]
+    ends = [_show_range([row[i] for row in rows]) for i in range(len(columns))]
     return frame(
         "".join(marks),
         label=f"{len(rows)} trials over {', '.join(columns)}; scores from {low:.4g} to {high:.4g}",
         names=[f"{name} ({end})" if end else name for name, end in zip(columns, ends, strict=True)],
-        labels=[label for i, x in enumerate(across) for label in _labels(x, [row[i] for row in rows], places[i])],
+        labels=[label for i, x in enumerate(across) for label in _label_values(x, [row[i] for row in rows], places[i])],
         caption=f"{caption} Stronger lines have {better} scores ({low:.4g} to {high:.4g}).".strip(),
         lines="",
     )
@@ -60,29 +60,29 @@ _NAMED = 8
 
 def _order(values: Sequence[float | str]) -> list[str]:
     """Return the texts of a variable in natural order, the lowest first."""
-    return sorted({_shown(value) for value in values}, key=natural_order)
+    return sorted({_show(value) for value in values}, key=natural_order)
 
 
 def _is_text(values: Sequence[float | str]) -> bool:
     return any(isinstance(value, str) for value in values)
 
 
-def _column(values: Sequence[float | str]) -> list[float]:
+def _place_values(values: Sequence[float | str]) -> list[float]:
     """Return the places of a variable's values, in percent from the low end."""
     names = {name: float(i) for i, name in enumerate(_order(values))} if _is_text(values) else {}
-    numbers = [names[_shown(value)] if names else float(value) for value in values]
+    numbers = [names[_show(value)] if names else float(value) for value in values]
     axis = Axis.around(numbers)
     return [axis.place(number) for number in numbers]
 
 
-def _labels(x: float, values: Sequence[float | str], column: Sequence[float]) -> list[tuple[float, float, str]]:
+def _label_values(x: float, values: Sequence[float | str], column: Sequence[float]) -> list[tuple[float, float, str]]:
     """Return the names of a text variable beside its axis."""
-    named = {_shown(value): place for value, place in zip(values, column, strict=True)}
+    named = {_show(value): place for value, place in zip(values, column, strict=True)}
     texts = _is_text(values) and len(named) <= _NAMED
     return [(x, 100 - place, name) for name, place in named.items()] if texts else []
 
 
-def _ends(values: Sequence[float | str]) -> str:
+def _show_range(values: Sequence[float | str]) -> str:
     numbers = [value for value in values if not isinstance(value, str)]
     if len(numbers) < len(values):
         names = {str(value) for value in values}
@@ -90,5 +90,5 @@ def _ends(values: Sequence[float | str]) -> str:
     return f"{min(numbers, default=0):.3g}–{max(numbers, default=0):.3g}"
 
 
-def _shown(value: float | str) -> str:
+def _show(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.4g}"
