@@ -57,7 +57,7 @@ def one_of(what: str, value: object, known: Any) -> None:
         raise InputError(f"unknown {what} {value!r}{did_you_mean(str(value), names)}")
 
 
-def by_name(what: str, given: object) -> None:
+def require_mapping(what: str, given: object) -> None:
     """Refuse a list or a single object in place of a mapping from names to objects."""
     if not isinstance(given, Mapping):
         raise InputError(f"{what}: expected a mapping from names, as in {{'math': …}}, got a {type(given).__name__}")

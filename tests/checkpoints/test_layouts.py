@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import merganser as mg
-from merganser.checkpoints.layouts import in_layout_of, module_tensors
+from merganser.checkpoints.layouts import convert_layout, module_tensors
 from merganser.checkpoints.skeleton import build_skeleton
 from merganser.engine.nested import reopen
 from merganser.errors import CheckpointError
@@ -87,11 +87,11 @@ def test_rows_of_another_layout_are_read_alone(tmp_path: Path, transformers: Any
     one.save_pretrained(tmp_path / "listed")
     listed, fused = mg.open(tmp_path / "listed"), mg.open(write(one, tmp_path / "fused"))
     for template, stored in ((listed, fused), (fused, listed)):
-        seen = in_layout_of(template, stored)
+        seen = convert_layout(template, stored)
         for name in template.names():
             assert seen.spec(name) == template.spec(name)
             assert torch.equal(seen.read(name, (1, 3)), template.read(name, (1, 3))), name
-    assert in_layout_of(fused, fused) is fused
+    assert convert_layout(fused, fused) is fused
 
 
 def test_a_plan_keeps_the_layout(tmp_path: Path, transformers: Any) -> None:  # noqa: F811
@@ -161,7 +161,7 @@ def test_models_of_another_kind_keep_their_names(tmp_path: Path, transformers: A
     llama, _ = models(transformers, "LlamaForCausalLM", **TEXT)
     mixtral, _ = models(transformers, *MOES["mixtral"][:1], **MOES["mixtral"][1])
     one, other = mg.open(write(llama, tmp_path / "llama")), mg.open(write(mixtral, tmp_path / "mixtral"))
-    assert in_layout_of(one, other) is other
+    assert convert_layout(one, other) is other
     skeleton = build_skeleton(one)
     assert skeleton is not None
     assert {parameter.device.type for parameter in skeleton.parameters()} == {"meta"}

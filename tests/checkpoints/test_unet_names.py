@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import merganser as mg
-from merganser.checkpoints.unet_names import other_names
+from merganser.checkpoints.unet_names import translate_names
 from merganser.recipes.layers import chain_depths
 
 diffusers = pytest.importorskip("diffusers")
@@ -47,20 +47,20 @@ def test_diffusers_converts_to_the_same_names(unet: tuple[Any, int]) -> None:
     convert = pytest.importorskip("diffusers.loaders.single_file_utils").convert_ldm_unet_checkpoint
     network, _ = unet
     weights = network.state_dict()
-    names = other_names(weights)
+    names = translate_names(weights)
     assert set(names) == set(weights)
     single = {f"model.diffusion_model.{other}": weights[name] for name, other in names.items()}
     converted = convert(dict(single), {**network.config})
     assert converted.keys() == weights.keys()
     assert all(torch.equal(converted[name], weight) for name, weight in weights.items())
-    assert other_names([name.removeprefix("model.diffusion_model.") for name in single]) == {
+    assert translate_names([name.removeprefix("model.diffusion_model.") for name in single]) == {
         other: name for name, other in names.items()
     }
 
 
 def test_depth_goes_down_through_the_middle_and_up(unet: tuple[Any, int]) -> None:
     network, positions = unet
-    names = other_names(network.state_dict())
+    names = translate_names(network.state_dict())
     depths, others = chain_depths(names), chain_depths(names.values())
     assert {name: depths[name] for name in depths} == {name: others[names[name]] for name in depths}
     steps = sorted({round(depth * (positions - 1), 6) for depth in depths.values()})
@@ -76,7 +76,7 @@ def test_depth_goes_down_through_the_middle_and_up(unet: tuple[Any, int]) -> Non
 def test_lora_files_in_both_names_over_both_bases(tmp_path: Path, unet: tuple[Any, int]) -> None:
     network, _ = unet
     weights = network.state_dict()
-    names = other_names(weights)
+    names = translate_names(weights)
     network.save_pretrained(tmp_path / "unet")
     save_file(
         {f"model.diffusion_model.{other}": weights[name].contiguous() for name, other in names.items()},

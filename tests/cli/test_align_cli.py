@@ -10,7 +10,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from merganser.align import Symmetry, scramble, symmetry
-from merganser.align.saving import stored_once
+from merganser.align.saving import list_stored_names
 from merganser.cli import build
 from merganser.cli.factories import build_network
 from merganser.errors import InputError
@@ -197,8 +197,8 @@ def test_tied_weights_that_a_file_holdsonce(user, tmp_path):
 
 def test_a_tied_weight_is_kept_under_the_name_it_came_with():
     tied = Symmetry({}, {}, aliases={"b": "a", "c": "a"})
-    assert stored_once({"a", "b", "x"}, tied) == {"a", "x"}
-    assert stored_once({"b", "c", "x"}, tied) == {"b", "x"}
+    assert list_stored_names({"a", "b", "x"}, tied) == {"a", "x"}
+    assert list_stored_names({"b", "c", "x"}, tied) == {"b", "x"}
 
 
 @pytest.mark.parametrize(

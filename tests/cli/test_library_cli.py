@@ -159,8 +159,8 @@ def test_a_library_of_codes_and_its_report(models, tmp_path):
 
 
 def test_layers_are_reported_in_natural_order():
-    from merganser.library.reporting import TensorReport, by_layer
+    from merganser.library.reporting import TensorReport, sum_by_layer
 
     names = [f"layers.{number}.weight" for number in (0, 1, 10, 2)]
-    found = by_layer([TensorReport("math", name, "levels", 8, 64, 0.0, 1.0) for name in names])
+    found = sum_by_layer([TensorReport("math", name, "levels", 8, 64, 0.0, 1.0) for name in names])
     assert [layer.layer for layer in found] == ["layers.0", "layers.1", "layers.2", "layers.10"]

@@ -18,7 +18,7 @@ from merganser.engine.origin import LOCK_FILE
 from merganser.errors import InputError
 from merganser.evaluate import Task, evaluate, normalized_accuracy
 from merganser.evaluate.language import check_chat_template, check_perplexity
-from merganser.evaluate.models import Scores, compare_tasks, recorded_parents
+from merganser.evaluate.models import Scores, compare_tasks, find_recorded_parents
 from merganser.evaluate.weights import check_weights
 
 
@@ -64,14 +64,14 @@ def test_a_merge_is_compared_with_what_its_lock_file_says_it_was_made_of(llamas,
 
     models = [str(llamas / "math"), str(llamas / "code")]
     out = mg.run({"method": "linear", "models": [{"path": path, "weight": 0.5} for path in models]}, tmp_path / "out")
-    assert recorded_parents(out) == models
+    assert find_recorded_parents(out) == models
     assert list(evaluate(out).parents) == models
     assert not evaluate(out, ()).parents, "none, if none are wanted"
     gone = tmp_path / "gone"
     shutil.copytree(out, gone)
     (gone / LOCK_FILE).write_text((out / LOCK_FILE).read_text().replace(models[0], "/nowhere/math"))
-    assert recorded_parents(gone) == models[1:]
-    assert recorded_parents(llamas / "base") == []
+    assert find_recorded_parents(gone) == models[1:]
+    assert find_recorded_parents(llamas / "base") == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from synthetic_world import World
 
 from merganser.errors import InputError, MerganserError
 from merganser.evolve import loading
-from merganser.evolve.holdout import Grouped, connected, hold_out
+from merganser.evolve.holdout import Grouped, group_connected, hold_out
 from merganser.evolve.preparation import split
 from merganser.evolve.study import Study
 from merganser.evolve.tasks import StudyTask
@@ -60,7 +60,7 @@ def test_test_files_decide_for_other_tasks_too():
 
 
 def test_tasks_that_share_groups_through_others_are_found():
-    found = connected({"a": "xy", "b": "z", "c": "yz", "d": "w"})
+    found = group_connected({"a": "xy", "b": "z", "c": "yz", "d": "w"})
     assert sorted(map(sorted, found)) == [["a", "b", "c"], ["d"]]
 
 

@@ -17,7 +17,7 @@ from merganser.evolve.intervals import (
 )
 from merganser.evolve.objectives import Objective
 from merganser.evolve.study import Study
-from merganser.evolve.summary import compare_winner, compared
+from merganser.evolve.summary import compare_winner, describe_comparison
 from merganser.evolve.tasks import StudyTask
 
 QUIZ = Objective.of("quiz")
@@ -144,4 +144,4 @@ def test_what_is_said_of_the_winner(tmp_path):
     scores = {name: study.test_scores(name)["quiz"] for name in ("math", "code")}
     assert label == max(scores, key=scores.get)
     assert gain.value == pytest.approx(study.test_scores(winner)["quiz"] - scores[label])
-    assert ("cannot tell" in compared(study, QUIZ, winner)) == (gain.low <= 0 <= gain.high)
+    assert ("cannot tell" in describe_comparison(study, QUIZ, winner)) == (gain.low <= 0 <= gain.high)

@@ -7,7 +7,7 @@ from synthetic_designs import two_objectives
 from synthetic_world import ITEMS, World
 
 from merganser.evolve.objectives import Objective
-from merganser.evolve.ranking import pareto, reranked_front
+from merganser.evolve.ranking import find_reranked_front, pareto
 from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
 
@@ -22,10 +22,10 @@ def test_full_evaluations_overrule_estimates():
     trials = [trial("x", 0.9, 1.0), trial("y", 0.5, 0.5), trial("z", 0.4, 0.9), trial("w", 2.0, 0.0, stopped=1)]
     assert [t.label for t in pareto(trials, OBJECTIVES)] == ["x", "y"]
     full = [trial("x", 0.4, 1.0), trial("y", 0.5, 0.5)]
-    assert [t.label for t in reranked_front(trials, full, OBJECTIVES)] == ["y"]
-    assert reranked_front(trials, [], OBJECTIVES) is None
+    assert [t.label for t in find_reranked_front(trials, full, OBJECTIVES)] == ["y"]
+    assert find_reranked_front(trials, [], OBJECTIVES) is None
     asked_all = [*full, trial("w", 0.6, 0.4)]
-    assert [t.label for t in reranked_front(trials, asked_all, OBJECTIVES)] == ["w"], "no longer judged by a race"
+    assert [t.label for t in find_reranked_front(trials, asked_all, OBJECTIVES)] == ["w"], "no longer judged by a race"
 
 
 def test_the_front_of_a_study_is_ranked_again(tmp_path):

@@ -90,7 +90,7 @@ def blocks():
 
 
 def test_the_documentation_shows_recipes_of_both_dialects():
-    assert {mergekit.speaks(documents.parse(text)[0]) for text in blocks()} == {False, True}
+    assert {mergekit.recognises(documents.parse(text)[0]) for text in blocks()} == {False, True}
 
 
 @pytest.mark.parametrize("text", blocks(), ids=lambda text: text.splitlines()[0])

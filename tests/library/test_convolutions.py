@@ -16,7 +16,7 @@ from merganser.methods.base import Group
 from merganser.methods.registry import build
 from merganser.methods.tsv import TSV
 from merganser.modules.activations import capture, matrix_layers
-from merganser.modules.convolutions import convolve, count_patches, is_plain, pooled_patches
+from merganser.modules.convolutions import convolve, count_patches, is_plain, pool_patches
 from merganser.modules.inputs import Inputs
 from merganser.routing import AdaptiveModel, Smile, score_layers
 from merganser.routing.composition import LowRankUpdate, applied
@@ -194,7 +194,7 @@ def test_patches_and_low_rank_updates_are_those_of_the_whole_kernel(data, axes):
     assert count_patches(layer, x) == output[0, 0].numel()
     flat = output.flatten(2)
     for pooling, expected in (("mean", flat.mean(2)), ("first", flat[..., 0]), ("last", flat[..., -1])):
-        torch.testing.assert_close(pooled_patches(layer, x, pooling) @ matrix.T, expected)
+        torch.testing.assert_close(pool_patches(layer, x, pooling) @ matrix.T, expected)
     left, right = (torch.randn(n, 4, generator=rng, dtype=torch.float64) for n in matrix.shape)
     core = torch.randn(4, 4, generator=rng, dtype=torch.float64)
     update = LowRankUpdate((left[:, :1], left[:, 1:]), core, (right[:, :1], right[:, 1:]))
@@ -259,7 +259,7 @@ def test_routing_finds_the_subspace_a_patch_lies_in(tmp_path):
         # An image whose patches are all one direction of the expert's kernel: window and image coincide.
         direction = library.factors(task, "stem.weight").v[:, 0].float().view(1, 3, 3, 3)
         module = nn.Conv2d(3, 16, 3)
-        z = pooled_patches(module, direction, "mean")
+        z = pool_patches(module, direction, "mean")
         torch.testing.assert_close(z, direction.flatten(1))
         weights = model.router.weights({"stem": z})
         assert int(weights.argmax()) == index

@@ -12,7 +12,7 @@ import torch
 from merganser.engine.disk import Disk
 from merganser.errors import CheckpointError, InputError, MerganserError
 from merganser.library import Library
-from merganser.library.manifest import locked
+from merganser.library.manifest import lock_library
 from support.library_models import base_tensors, expert_tensors, experts
 
 
@@ -119,7 +119,7 @@ def test_input_is_checked_first(models, tmp_path):
 
 def test_one_process_at_a_time_changes_a_library(models, tmp_path):
     library = Library.build(models["base"], {"math": models["math"]}, tmp_path / "lib")
-    with locked(library.path):
+    with lock_library(library.path):
         with pytest.raises(InputError, match="another process is writing there"):
             library.add("code", models["code"])
         with pytest.raises(InputError, match="another process is writing there"):

@@ -18,7 +18,7 @@ from merganser.library.codes.coding import Delta, encode
 from merganser.library.codes.mixed_factors import MixedFactors
 from merganser.library.expert_file import ExpertFile
 from merganser.library.lora import export_expert
-from merganser.library.reporting import by_layer, layer_of, stored_tensors
+from merganser.library.reporting import describe_stored_tensors, layer_of, sum_by_layer
 from merganser.library.views import Expert
 from merganser.routing import AdaptiveModel
 from merganser.routing.layers import task_cosines
@@ -92,9 +92,9 @@ def test_the_same_build_has_the_same_bytes_and_files_are_read_alike(models, tmp_
 def test_codes_can_be_named(models, tmp_path, codes):
     library = Library.build(models["base"], experts(models), tmp_path / "lib", budget=6000, codes=codes)
     known = {*codes, "whole", "dropped", "residual levels"}
-    assert {each.code for name in library.experts for each in stored_tensors(library, name)} <= known
+    assert {each.code for name in library.experts for each in describe_stored_tensors(library, name)} <= known
     grown = library.add("new", models["math"])
-    assert {each.code for each in stored_tensors(grown, "new")} <= known
+    assert {each.code for each in describe_stored_tensors(grown, "new")} <= known
 
 
 def test_what_experts_share_is_stored_once(tmp_path):
@@ -227,7 +227,7 @@ def test_options_that_exclude_each_other_are_refused(models, tmp_path):
 
 def test_report_adds_up(models, tmp_path):
     library = Library.build(models["base"], experts(models), tmp_path / "lib", budget=4000)
-    rows = stored_tensors(library, "math")
+    rows = describe_stored_tensors(library, "math")
     assert sum(row.nbytes for row in rows) < library.size().experts["math"]
     assert {row.tensor for row in rows} == set(FLOATS)
     lost = sum(row.error for row in rows) / sum(row.energy for row in rows)
@@ -236,15 +236,17 @@ def test_report_adds_up(models, tmp_path):
     for row in rows:
         change, missing = (expert[row.tensor] - other[row.tensor] for other in (base, stored))
         assert row.lost == pytest.approx(float(missing.square().sum() / change.square().sum()), abs=1e-3), row.tensor
-    layers = by_layer(rows)
+    layers = sum_by_layer(rows)
     assert [layer.layer for layer in layers if layer.layer in ("a", "b")] == ["a", "b"]
     assert layer_of("h.11.mlp.0.weight") == "h.11.mlp.0"
     page = mg.report.report(tmp_path / "lib")[0].render()
     assert "Size and error" in page
     assert "signs, levels, factors, shared within 4,000 bytes" in page
     factors = Library.build(models["base"], experts(models), tmp_path / "plain")
-    assert {row.error for row in stored_tensors(factors, "math") if row.code == "plain factors"} == {None}
-    assert [layer.lost for layer in by_layer(stored_tensors(factors, "math")) if layer.layer == "a"] == [None]
+    assert {row.error for row in describe_stored_tensors(factors, "math") if row.code == "plain factors"} == {None}
+    assert [layer.lost for layer in sum_by_layer(describe_stored_tensors(factors, "math")) if layer.layer == "a"] == [
+        None
+    ]
 
 
 class Net(nn.Module):

@@ -10,7 +10,7 @@ from merganser.analysis import landscape
 from merganser.analysis.disentanglement import disentanglement
 from merganser.errors import InputError
 from merganser.library import Library
-from merganser.modules.batches import fitting, forward, labelled, reusable, several, without_targets
+from merganser.modules.batches import drop_targets, fitting, forward, require_several, require_targets, reusable
 from merganser.routing import AdaptiveModel, Oracle, score_layers, sweep_layers
 from merganser.tuning import adamerge, greedy_soup
 from merganser.tuning.fisher import diagonal_fisher
@@ -42,16 +42,16 @@ def loader():
 @pytest.mark.parametrize("kind", [tuple, list])
 def test_targets_are_told_from_arguments(kind):
     single, masked, two = mlp(), Masked(), Two()
-    assert without_targets(single, kind((X, Y))) is X
-    assert without_targets(single, kind((X, Y.float()))) is X  # regression
-    assert without_targets(masked, kind((X, Y))) is X  # classes, not a mask
+    assert drop_targets(single, kind((X, Y))) is X
+    assert drop_targets(single, kind((X, Y.float()))) is X  # regression
+    assert drop_targets(masked, kind((X, Y))) is X  # classes, not a mask
     assert fitting(masked, kind((X, torch.ones(6, 4))))[0][1].shape == (6, 4)
     assert fitting(masked, kind((X, torch.ones(6, dtype=torch.bool))))[0][1].dtype == torch.bool
     assert len(fitting(two, kind((X, Y)))[0]) == 2  # it needs both
     assert fitting(two, kind(((X, Y), Y)))[0] == (X, Y)
-    assert without_targets(single, kind(({"input": X}, Y)))["input"] is X
+    assert drop_targets(single, kind(({"input": X}, Y)))["input"] is X
     assert fitting(single, {"input": X})[1]["input"] is X
-    assert without_targets(single, X) is X
+    assert drop_targets(single, X) is X
 
 
 def test_wrong_inputs_are_named_with_their_shapes():
@@ -60,12 +60,12 @@ def test_wrong_inputs_are_named_with_their_shapes():
     with pytest.raises(InputError, match="positional arguments"):
         forward(mlp(), (X, Y, Y))
     with pytest.raises(InputError, match="expected labelled batches"):
-        labelled(X)
+        require_targets(X)
     with pytest.raises(InputError, match="expected labelled batches"):
-        labelled((X, X, Y))
+        require_targets((X, X, Y))
     for wrong in (X, {"x": X}, 3, "text"):
         with pytest.raises(InputError, match="a list of batches"):
-            several(wrong)
+            require_several(wrong)
     assert reusable(iter([X])) == [X]
 
 

@@ -14,7 +14,7 @@ from merganser.checkpoints.sidecars import apply_edits
 from merganser.errors import RecipeError
 from merganser.methods.registry import aliases, lookup, mergekit_defaults, parameters
 from merganser.recipes import mergekit
-from merganser.recipes.mergekit_parameters import ACTING, KNOWN, without_effect
+from merganser.recipes.mergekit_parameters import ACTING, KNOWN, explain_no_effect
 
 MODELS = [{"model": "a", "parameters": {"weight": 0.25}}, {"model": "b", "parameters": {"weight": 0.75}}]
 
@@ -63,7 +63,7 @@ def test_methods_of_our_own_take_all_their_parameters():
     )
     assert recipe.parameters == {"scale": 0.5, "low_rank": True}
     assert not recipe.notes
-    assert without_effect("scope", "tsv", lookup("tsv")) is None
+    assert explain_no_effect("scope", "tsv", lookup("tsv")) is None
 
 
 def test_a_filter_list_without_a_default_is_refused_where_a_weight_is_needed(hub):

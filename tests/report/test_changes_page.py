@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from merganser.engine.changes import Change, Changes
-from merganser.report.changes import by_layer, fill, put_together, verdict
+from merganser.report.changes import combine_by_layer, fill, put_together, verdict
 from merganser.report.page import Page
 
 MOVES = np.array([[0, 0.5, 0], [0, 0, 0.5]])
@@ -34,7 +34,7 @@ NOTED = Changes(
 
 
 def test_layers_are_in_natural_order_and_put_together():
-    layers = by_layer(NOTED)
+    layers = combine_by_layer(NOTED)
     assert [layer.name for layer in layers] == ["layers.2", "layers.10"]
     first = layers[0]
     assert (first.entries, first.before) == (400, 5.0)

@@ -12,7 +12,7 @@ import torch
 
 import merganser as mg
 from merganser.checkpoints.row_fits import fit_sparse
-from merganser.checkpoints.token_bytes import match_tokens, spelt_bytes
+from merganser.checkpoints.token_bytes import match_tokens, spell_bytes
 from merganser.checkpoints.tokenizer import read_tokens
 from merganser.errors import CheckpointError, InputError, RecipeError
 
@@ -63,7 +63,7 @@ def test_shared_tokens_stand_for_the_same_text(llama, own, other):
     special = {*donor.roles.values()}
     for token, match in matched.items():
         if token not in special:
-            assert spelt_bytes(token, donor.spelling) == spelt_bytes(match, model.spelling)
+            assert spell_bytes(token, donor.spelling) == spell_bytes(match, model.spelling)
     if own == other:
         assert matched == {token: token for token in donor.ids}
     elif "byte_level" not in (own, other):
@@ -85,10 +85,10 @@ def test_no_two_tokens_get_the_same_row(llama):
 
 
 def test_bytes_of_spellings():
-    assert spelt_bytes("Ġthe", "byte_level") == spelt_bytes("▁the", "metaspace") == spelt_bytes("the", "wordpiece")
-    assert spelt_bytes("Ċ", "byte_level") == spelt_bytes("<0x0A>", "metaspace") == b"\n"
-    assert spelt_bytes("Ã©", "byte_level") == spelt_bytes("é", "metaspace") == spelt_bytes("##é", "wordpiece")
-    assert spelt_bytes(",", "wordpiece") == b","
+    assert spell_bytes("Ġthe", "byte_level") == spell_bytes("▁the", "metaspace") == spell_bytes("the", "wordpiece")
+    assert spell_bytes("Ċ", "byte_level") == spell_bytes("<0x0A>", "metaspace") == b"\n"
+    assert spell_bytes("Ã©", "byte_level") == spell_bytes("é", "metaspace") == spell_bytes("##é", "wordpiece")
+    assert spell_bytes(",", "wordpiece") == b","
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -158,12 +158,12 @@ def test_subwords_are_the_pieces_of_the_old_tokenizer(llama, kind):
     tested = 0
     for row in shared_rows(model, donor)[1]:
         token = next(t for t, i in tokens.ids.items() if i == row)
-        text = spelt_bytes(token, "byte_level")
+        text = spell_bytes(token, "byte_level")
         if not text.isascii() or not text.startswith(b" ") or not text[1:].isalpha():
             continue  # a word as the tokenizer itself would meet it
         pieces = whole.encode(text.decode() if kind == "byte_level" else text.decode()[1:]).ids
         assert torch.allclose(plain[row], own[pieces].mean(0), atol=1e-6)
-        lengths = torch.tensor([len(spelt_bytes(whole.id_to_token(i), ids.spelling)) for i in pieces]).float()
+        lengths = torch.tensor([len(spell_bytes(whole.id_to_token(i), ids.spelling)) for i in pieces]).float()
         assert torch.allclose(weighted[row], (lengths / lengths.sum()) @ own[pieces], atol=1e-6)
         tested += 1
     assert tested > 5

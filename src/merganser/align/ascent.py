@@ -17,7 +17,7 @@ from torch import Tensor
 
 from merganser.align.assignments import Assignments, Coordinate
 from merganser.align.objective import inner
-from merganser.align.placements import HardImage, Placement, Placing, SoftImage, placed_value
+from merganser.align.placements import HardImage, Placement, Placing, SoftImage, score_placing
 from merganser.kernels.assignment import Permutations
 
 
@@ -90,7 +90,7 @@ class Ascent:
         solution, value = self.assignments.best((model, root), layout.trees[root], linear.profits)
         placing = layout.gathers(root, solution)
         if linear.exact:
-            gain = value - placed_value(linear.profits, image.placing)
+            gain = value - score_placing(linear.profits, image.placing)
             images = linear.images(placing) if gain > self.least_gain else {}
         else:
             images = image.trial(root, placing)

@@ -10,7 +10,7 @@ from merganser.align.derivation import symmetry
 from merganser.align.symmetries import Symmetry
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.json_file import read_config
-from merganser.checkpoints.skeleton import new_skeleton
+from merganser.checkpoints.skeleton import build_from_config
 from merganser.errors import InputError
 
 #: Largest network, in parameters, that is built to self-test its symmetry.
@@ -39,11 +39,11 @@ def symmetry_from_config(checkpoint: Checkpoint, *, advice: str = ADVICE, **opti
     """
     tested = sum(checkpoint.spec(name).numel for name in checkpoint.names()) <= TESTED
     device = "cpu" if tested else "meta"
-    network = new_skeleton(read_config(checkpoint.directory), device)
+    network = build_from_config(read_config(checkpoint.directory), device)
     if network is None:
         raise InputError(f"{checkpoint.label} has no config of a model that transformers knows: {advice}")
     try:
-        found = symmetry(network, small_batch(network, device), self_test=tested, **options)
+        found = symmetry(network, make_small_batch(network, device), self_test=tested, **options)
     except InputError as error:
         if "does not run on the example inputs" not in str(error):
             raise
@@ -56,7 +56,7 @@ def symmetry_from_config(checkpoint: Checkpoint, *, advice: str = ADVICE, **opti
     return found, tested
 
 
-def small_batch(network: Any, device: str) -> dict[str, Any]:
+def make_small_batch(network: Any, device: str) -> dict[str, Any]:
     """Return a small batch for a model of transformers, by what it reads: tokens, an image, both, or a spectrogram."""
     config, main = network.config, network.main_input_name
     vision = getattr(config, "vision_config", config)

@@ -19,8 +19,8 @@ from merganser.align.symmetries import Symmetry
 from merganser.align.terms import TermLayout
 from merganser.errors import InputError
 from merganser.kernels.assignment import Path
-from merganser.modules.batches import InputsLike, forward, several
-from merganser.modules.moments import Moments, channel_rows, check_finite, evaluating, hooked, output_axis
+from merganser.modules.batches import InputsLike, forward, require_several
+from merganser.modules.moments import Moments, channel_rows, check_finite, evaluating, hook_outputs, output_axis
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def unit_grams(
     """
     if not all(isinstance(model, nn.Module) for model in models):
         raise InputError("matching by activations runs the models: give modules, not weights")
-    several(batches, "batches")
+    require_several(batches, "batches")
     if any(atom.group != "permutation" for symmetry in symmetries for atom in symmetry.atoms.values()):
         models = [_copy_canonical(model, symmetry) for model, symmetry in zip(models, symmetries, strict=True)]
     watched = [_find_watched_layers(model, symmetry) for model, symmetry in zip(models, symmetries, strict=True)]
@@ -140,7 +140,7 @@ def _run_layers(model: nn.Module, layers: Iterable[str], batch: InputsLike) -> d
         # A copy: the next layer may change its input in place.
         found[layer] = torch.cat([found[layer], rows]) if layer in found else rows.clone()
 
-    with hooked(model, {layer: partial(keep, layer) for layer in layers}):
+    with hook_outputs(model, {layer: partial(keep, layer) for layer in layers}):
         forward(model, batch)
     return found
 

@@ -86,7 +86,7 @@ def stretch(shallow: nn.Module, deep: nn.Module, batches: Iterable[InputsLike], 
     own, other = shallow.state_dict(), deep.state_dict()
     state: State = {name: tensor for name, tensor in own.items() if not name.startswith(f"{blocks}.")}
     for block, source in zip(many, plan, strict=True):
-        silent = silenced(deep, block, batches) if source is None else frozenset()
+        silent = find_silenced(deep, block, batches) if source is None else frozenset()
         for name in (name for name in other if name.startswith(f"{block}.")):
             if source is not None:
                 state[name] = own[few[source] + name.removeprefix(block)]
@@ -118,7 +118,7 @@ def place_blocks(similarity: NDArray[np.float64]) -> tuple[int | None, ...]:
     return tuple(plan)
 
 
-def silenced(model: nn.Module, block: str, batches: Iterable[InputsLike]) -> frozenset[str]:
+def find_silenced(model: nn.Module, block: str, batches: Iterable[InputsLike]) -> frozenset[str]:
     """Return the weights of the fewest layers of a residual block that must be zero for it to return its input."""
     part = model.get_submodule(block)
     calls: list[Any] = []

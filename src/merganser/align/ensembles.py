@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from merganser.align.universes import Universe
 from merganser.errors import InputError
-from merganser.modules.functional import Prepare, prepared
+from merganser.modules.functional import Prepare, prepare_module
 
 
 def sample_weights(models: int, samples: int, seed: int = 0, concentration: float = 1.0) -> NDArray[np.float64]:
@@ -90,5 +90,5 @@ def ensemble(
     for weights in sample_weights(len(universe), samples, seed, concentration):
         member = deepcopy(module)
         member.load_state_dict(universe.merged(list(weights)))
-        members.append(prepared(member, prepare))
+        members.append(prepare_module(member, prepare))
     return UniverseEnsemble(members, predict).eval()

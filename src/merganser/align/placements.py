@@ -156,7 +156,7 @@ class Linearised:
         return {term: move(half, axis, placing[paths[term, axis]]) for (term, axis), half in self.halves.items()}
 
 
-def placed_value(profits: Mapping[Path, Profit], placing: Placing) -> float:
+def score_placing(profits: Mapping[Path, Profit], placing: Placing) -> float:
     """Return the value of a placing, ⟨profit, P⟩ summed over the paths."""
     value = 0.0
     for path, profit in profits.items():

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from merganser.align.state import State, average, shares_of, state_of
 from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError
-from merganser.modules.batches import InputsLike, first_tensor, without_targets
+from merganser.modules.batches import InputsLike, drop_targets, find_first_tensor
 from merganser.modules.moments import (
     Moments,
     channel_rows,
     channels_second,
     check_finite,
     evaluating,
-    hooked,
+    hook_outputs,
     output_axis,
     run,
 )
@@ -116,7 +116,7 @@ def reset_batch_norm(model: nn.Module, batches: Iterable[InputsLike]) -> nn.Modu
         def weigh(batch: InputsLike) -> None:
             """Set the momentum to the share of a batch among the samples so far: a cumulative mean."""
             nonlocal seen
-            size = len(first_tensor(without_targets(fresh, batch)))
+            size = len(find_first_tensor(drop_targets(fresh, batch)))
             seen += size
             for name in momenta:
                 fresh.get_submodule(name).momentum = size / seen  # type: ignore[assignment]
@@ -197,7 +197,7 @@ def _measure_layers(
     def watch(name: str, output: Tensor) -> None:
         moments.setdefault(name, Moments()).add(channel_rows(model.get_submodule(name), output))
 
-    with hooked(model, {name: partial(watch, name) for name in layers}):
+    with hook_outputs(model, {name: partial(watch, name) for name in layers}):
         run(model, batches)
     found = {name: own.values for name, own in moments.items()}
     for name, own in found.items():
@@ -247,7 +247,7 @@ def _correct_in_one_pass(
         view = (*shape, *([1] * trailing))
         return output * scale.to(output).reshape(view) + shift.to(output).reshape(view)
 
-    with hooked(model, {name: partial(correct, name) for name in goals}):
+    with hook_outputs(model, {name: partial(correct, name) for name in goals}):
         run(model, batches)
     for name, goal in goals.items():
         _fold(model.get_submodule(name), goal, moments[name].values)

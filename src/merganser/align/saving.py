@@ -37,7 +37,7 @@ def save_aligned(universe: Universe, models: Mapping[str, Checkpoint], directory
     """
     place = Path(directory)
     (place / "aligned").mkdir(parents=True)
-    stored = [stored_once({*model.names(), *model.aliases()}, universe.symmetry) for model in models.values()]
+    stored = [list_stored_names({*model.names(), *model.aliases()}, universe.symmetry) for model in models.values()]
     for position, (name, model) in enumerate(models.items()):
         _save(universe.to_universe(position), stored[position], model, place / "aligned" / name)
     _save(universe.merged(), stored[0], next(iter(models.values())), place / "merged")
@@ -50,7 +50,7 @@ def has_config(model: Checkpoint) -> bool:
     return model.directory is not None and (model.directory / "config.json").is_file()
 
 
-def stored_once(names: Collection[str], symmetry: Symmetry) -> set[str]:
+def list_stored_names(names: Collection[str], symmetry: Symmetry) -> set[str]:
     """Return the stored names without those that are tied to another stored name."""
     first: dict[str, str] = {}
     for name in sorted(names, key=lambda name: (name in symmetry.aliases, name)):

@@ -15,7 +15,7 @@ from merganser.align.double_precision import call_in_double, random_weights
 from merganser.align.execution import example_arguments, plain_kernels
 from merganser.align.outputs import Outputs, choose
 from merganser.align.permutations import Permutations, identity, inverse, permute_, random
-from merganser.align.sensitivity import ignores_inputs, relative_difference, untested_atoms
+from merganser.align.sensitivity import find_untested_atoms, ignores_inputs, relative_difference
 from merganser.align.symmetries import Symmetry
 from merganser.errors import InputError, MerganserError
 from merganser.excerpts import list_some
@@ -113,7 +113,7 @@ def self_test(
                 f"(relative, limit {rtol:.0e}) when permuting {', '.join(guilty) or 'all atoms at once'}; "
                 "derive with self_test=False and .pin() these atoms to go on without them"
             )
-        untested = untested_atoms(run, example, symmetry, state, rtol)
+        untested = find_untested_atoms(run, example, symmetry, state, rtol)
         return SelfTest(worst, tuple(untested), bool(symmetry.atoms) and ignores_inputs(run, example, expected, rtol))
 
 

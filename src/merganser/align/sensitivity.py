@@ -16,7 +16,7 @@ from merganser.modules.batches import Arguments
 Run = Callable[[Arguments], list[Tensor]]
 
 
-def without_effect(run: Run, example: Arguments, weights: Mapping[str, Tensor], rtol: float) -> set[str]:
+def find_ineffective(run: Run, example: Arguments, weights: Mapping[str, Tensor], rtol: float) -> set[str]:
     """Return the weights w whose effect max |w| · max |∂L/∂w| is below `rtol`, for a random combination L of outputs.
 
     Gradients are checked and dropped one by one. A weight without a derivative counts as having an effect.
@@ -67,7 +67,7 @@ def _combine_outputs(outputs: list[Tensor]) -> Tensor:
     return torch.stack(terms).sum()
 
 
-def untested_atoms(
+def find_untested_atoms(
     run: Run, example: Arguments, symmetry: Symmetry, state: Mapping[str, Tensor], rtol: float
 ) -> list[str]:
     """Return the atoms without a weight that affects the outputs.
@@ -81,7 +81,7 @@ def untested_atoms(
     left = [atom for atom, names in places.items() if names]
     for most in (1, None):
         names = {name for atom in left for name in places[atom][:most]}
-        silent = without_effect(run, example, {name: state[name] for name in names}, rtol) if names else set()
+        silent = find_ineffective(run, example, {name: state[name] for name in names}, rtol) if names else set()
         left = [atom for atom in left if silent.issuperset(places[atom][:most])]
     return left
 

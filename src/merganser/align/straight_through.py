@@ -29,7 +29,7 @@ from merganser.align.state import State, average, states_of
 from merganser.align.symmetries import Symmetry
 from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError
-from merganser.modules.batches import Batch, fitting, labelled, several
+from merganser.modules.batches import Batch, fitting, require_several, require_targets
 
 #: From outputs of the model and targets to a scalar.
 Loss = Callable[[Any, Any], Tensor]
@@ -59,7 +59,7 @@ def straight_through(
     module = next((model for model in (a, b) if isinstance(model, nn.Module)), None)
     if module is None:
         raise InputError("the straight-through estimator runs the midpoint: give at least one module")
-    several(batches, "batches")
+    require_several(batches, "batches")
     state_a, state_b = states_of([a, b], symmetry)
     network = deepcopy(module).eval()
     for layer in network.modules():
@@ -88,7 +88,7 @@ def straight_through(
 
 
 def _loss(network: nn.Module, state: State, batch: Batch, loss: Loss) -> Tensor:
-    inputs, targets = labelled(batch)
+    inputs, targets = require_targets(batch)
     return loss(functional_call(network, state, *fitting(network, inputs)), targets)
 
 

@@ -18,7 +18,7 @@ from merganser.align.symmetries import Symmetry
 from merganser.checkpoints.opening import Reference
 from merganser.errors import InputError
 from merganser.evaluate.search import scale_search
-from merganser.modules.batches import Batch, labelled, several
+from merganser.modules.batches import Batch, require_several, require_targets
 from merganser.modules.functional import WeightsScore, run
 from merganser.modules.moments import evaluating
 
@@ -119,8 +119,8 @@ def mean_gradient(
     copy.requires_grad_(True)
     seen = False
     with evaluating(copy), torch.enable_grad():
-        for batch in several(batches, "gradient_batches"):
-            inputs, targets = labelled(batch, "gradient_batches")
+        for batch in require_several(batches, "gradient_batches"):
+            inputs, targets = require_targets(batch, "gradient_batches")
             loss(run(copy, inputs), targets).backward()  # type: ignore[no-untyped-call]
             seen = True
     if not seen:

@@ -23,7 +23,7 @@ from merganser.align.outputs import choose
 from merganser.align.sensitivity import relative_difference
 from merganser.align.symmetries import Symmetry
 from merganser.kernels.linear_assignment import Index
-from merganser.modules.batches import InputsLike, without_targets
+from merganser.modules.batches import InputsLike, drop_targets
 from merganser.modules.moments import is_turned
 
 _RTOL = 1e-9
@@ -76,7 +76,7 @@ def groupable(module: nn.Module, symmetry: Symmetry, example: InputsLike, seed: 
     Unit 1 becomes a copy of unit 0 wherever it is written; then all that reads it is moved to unit 0; then it is
     written at random. The outputs must not change in the last two steps.
     """
-    inputs = example_arguments(module, _two_samples(without_targets(module, example)), None)
+    inputs = example_arguments(module, _two_samples(drop_targets(module, example)), None)
     nested = {atom.parent for atom in symmetry.atoms.values()}
     found = {}
     with plain_kernels(), torch.no_grad():

@@ -60,11 +60,11 @@ def _sum_pairs(
     given = [open_checkpoint(each) for each in (*checkpoints, *([] if base is None else [base]))]
     for checkpoint in given:
         refuse_quantised(checkpoint, exclude)
-    names = [name for name, _ in shared_tensors(given, exclude)]
+    names = [name for name, _ in list_shared_tensors(given, exclude)]
     return pair_sums(given[: len(checkpoints)], names, entry, None if base is None else given[-1])
 
 
-def shared_tensors(checkpoints: Sequence[Checkpoint], exclude: Sequence[str] = ()) -> list[tuple[str, TensorSpec]]:
+def list_shared_tensors(checkpoints: Sequence[Checkpoint], exclude: Sequence[str] = ()) -> list[tuple[str, TensorSpec]]:
     """Return the floating tensors of the first checkpoint, after checking that all have them in the same shapes."""
     first = checkpoints[0]
 

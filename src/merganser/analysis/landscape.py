@@ -12,7 +12,7 @@ from torch import nn
 
 from merganser.analysis.inner_products import finite_products
 from merganser.errors import InputError
-from merganser.modules.batches import Batch, labelled, reusable, several
+from merganser.modules.batches import Batch, require_several, require_targets, reusable
 from merganser.modules.functional import (
     LossFunction,
     Prepare,
@@ -20,7 +20,7 @@ from merganser.modules.functional import (
     check_state,
     combine,
     evaluation_copy,
-    prepared,
+    prepare_module,
     run,
     weights_of,
 )
@@ -76,7 +76,7 @@ def score(module: nn.Module, batches: Iterable[Batch], loss: LossFunction) -> Sc
     """
     total, hits, count, asked = 0.0, 0, 0, 0
     with torch.no_grad():
-        for inputs, targets in (labelled(batch, "batches") for batch in several(batches, "batches")):
+        for inputs, targets in (require_targets(batch, "batches") for batch in require_several(batches, "batches")):
             outputs = run(module, inputs)
             size = targets.shape[0]
             total += float(loss(outputs, targets)) * size
@@ -202,6 +202,6 @@ def _scorer(
 
     def at(coefficients: Sequence[float]) -> Score:
         live.load_state_dict(combine(states, coefficients), strict=False)
-        return score(prepared(live, prepare), again, loss)
+        return score(prepare_module(live, prepare), again, loss)
 
     return at

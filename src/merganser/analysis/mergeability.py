@@ -28,7 +28,7 @@ from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.engine.geometry import inner_products, sign_agreement
 from merganser.engine.task_vector import TaskVector
-from merganser.errors import InputError, by_name
+from merganser.errors import InputError, require_mapping
 from merganser.interference.sti import Overlap
 from merganser.kernels.spectra import top_svd
 from merganser.plain import Result
@@ -91,7 +91,7 @@ def mergeability(
         rank: The number of components of each.
         exclude: Globs of tensors to leave out.
     """
-    by_name("experts", experts)
+    require_mapping("experts", experts)
     if len(experts) < 2:
         raise InputError(f"mergeability compares pairs; expected two or more experts, got {len(experts)}")
     if rank < 1:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from merganser.analysis.inner_products import STATISTICS, distances, inner_products
 from merganser.checkpoints.opening import Reference
 from merganser.engine.geometry import cosines
-from merganser.errors import InputError, by_name, did_you_mean
+from merganser.errors import InputError, did_you_mean, require_mapping
 from merganser.modules.batches import InputsLike
 from merganser.modules.functional import Weights, check_state, evaluation_copy, run
 from merganser.plain import Result, float_rows
@@ -57,7 +57,7 @@ def weight_similarity(models: Mapping[str, Reference], *, exclude: Sequence[str]
         models: The models by name.
         exclude: Globs of tensors to leave out.
     """
-    by_name("models", models)
+    require_mapping("models", models)
     if not models:
         raise InputError("no models to compare")
     given = list(models.values())
@@ -147,7 +147,7 @@ def representation_similarity(
         layer: The name of a submodule.
         features: Maps the layer's output to (samples, width); by default all axes but the first are flattened.
     """
-    by_name("states", states)
+    require_mapping("states", states)
     if not states:
         raise InputError("no models to compare")
     live = evaluation_copy(module)

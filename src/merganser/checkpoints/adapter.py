@@ -15,10 +15,10 @@ from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, hash_
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.kinds import is_adapter
 from merganser.checkpoints.layouts import module_tensors
-from merganser.checkpoints.lazy_tensors import LazyTensor, StoredTensor, stored_names
+from merganser.checkpoints.lazy_tensors import LazyTensor, StoredTensor, find_stored_names
 from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.scattering import scatter
-from merganser.checkpoints.skeleton import build_skeleton, new_skeleton, plain_skeleton
+from merganser.checkpoints.skeleton import build_from_config, build_plain_skeleton, build_skeleton
 from merganser.checkpoints.ties import check_head_is_known, check_separable, ties
 from merganser.errors import CheckpointError, did_you_mean
 from merganser.lazy import torch
@@ -120,7 +120,7 @@ class Adapted(View):
         if isinstance(self.adapter, LoraFile):
             raise self._missing(next(iter(self.adapter.updates)))
         config = read_config(self.source.directory)
-        model = new_skeleton(config) if config else plain_skeleton(self.source, self.adapter.embeddings())
+        model = build_from_config(config) if config else build_plain_skeleton(self.source, self.adapter.embeddings())
         if model is None:
             why = self.adapter.needs_peft or "names weights differently from its base"
             raise CheckpointError(
@@ -268,7 +268,7 @@ class Adapted(View):
         tensor = self._tensors.get(self._tied.get(name, name))
         if tensor is None or isinstance(tensor, StoredTensor | UpdatedTensor):
             return super().overhead(name, entries)
-        return 3 * sum(4 * self.source.spec(each).numel for each in stored_names(tensor) if each in self.source)
+        return 3 * sum(4 * self.source.spec(each).numel for each in find_stored_names(tensor) if each in self.source)
 
     def fingerprint(self) -> str:
         own = f"{self.source.fingerprint()} {self.adapter.weights.fingerprint()} {self.adapter.config}"
@@ -292,7 +292,7 @@ def open_adapter(path: Path, base: Checkpoint) -> AdapterFile | LoraFile:
     return LoraFile(path, base) if path.is_file() and not is_adapter(path) else AdapterFile(path)
 
 
-def adapted_views(checkpoint: Checkpoint) -> Iterator[Adapted]:
+def find_adapters(checkpoint: Checkpoint) -> Iterator[Adapted]:
     """Yield the adapters of a checkpoint, the outermost first."""
     return (view for view in views(checkpoint) if isinstance(view, Adapted))
 

@@ -24,7 +24,7 @@ from merganser.checkpoints.adapter_updates import (
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.directory import open_file
 from merganser.checkpoints.flux_names import RowPlace, flux_places
-from merganser.checkpoints.unet_names import other_names
+from merganser.checkpoints.unet_names import translate_names
 from merganser.errors import CheckpointError
 
 #: Names of a module's tensors, by their role here.
@@ -137,7 +137,7 @@ def _find_places(base: Checkpoint) -> tuple[dict[str, str], dict[str, tuple[RowP
     weights = [name for name in base.names() if name.endswith(".weight")]
     for prefix in _INSIDE:
         inside = {name.removeprefix(prefix): name for name in weights if name.startswith(prefix)}
-        for table in ({name: name for name in inside}, other_names(inside)):
+        for table in ({name: name for name in inside}, translate_names(inside)):
             for own, shown in table.items():
                 found.setdefault(_flat(shown), inside[own])
         shapes = {own.removesuffix(".weight"): base.spec(name).shape for own, name in inside.items()}

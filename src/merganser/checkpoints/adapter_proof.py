@@ -12,7 +12,7 @@ from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.layouts import module_tensors
 from merganser.checkpoints.lazy_tensors import LazyTensor, StoredTensor
-from merganser.checkpoints.skeleton import new_skeleton, plain_skeleton, shared_parameters
+from merganser.checkpoints.skeleton import build_from_config, build_plain_skeleton, find_shared_parameters
 from merganser.errors import CheckpointError, MerganserError
 from merganser.lazy import torch
 
@@ -59,8 +59,8 @@ def prove(adapted: Adapted) -> list[LayerProof]:
     rows = _count_new_rows(adapted)
     if rows is not None:
         config = _set_vocabulary(config, rows)
-    fresh = new_skeleton(config) if config else plain_skeleton(adapted.source, adapted.adapter.embeddings())
-    plain = new_skeleton(config) if config else None
+    fresh = build_from_config(config) if config else build_plain_skeleton(adapted.source, adapted.adapter.embeddings())
+    plain = build_from_config(config) if config else None
     if fresh is None:
         raise CheckpointError(
             f"{adapted.source.label}: the proof needs its modules; transformers is not installed or does not know them"
@@ -104,7 +104,7 @@ class _Parameters(dict[str, LazyTensor]):
     def __init__(self, checkpoint: Checkpoint, model: nn.Module | None, adapted: Adapted) -> None:
         super().__init__(module_tensors(checkpoint, model) if model is not None else {})
         self._checkpoint, self._adapted = checkpoint, adapted
-        self._tied = shared_parameters(model) if model is not None else {}
+        self._tied = find_shared_parameters(model) if model is not None else {}
 
     def __missing__(self, name: str) -> LazyTensor:
         target = self._adapted.stored_name(name)

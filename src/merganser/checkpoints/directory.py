@@ -14,11 +14,11 @@ from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.checkpoints.stored_entries import StoredEntries
 from merganser.checkpoints.submodules import (
     SEPARATOR,
+    explain_no_weights,
     find_weights,
     is_index,
     is_pipeline,
     module_weights,
-    no_weights,
     note_missing_shards,
 )
 from merganser.confine import confine
@@ -50,7 +50,7 @@ class Directory(Checkpoint):
         self._shards: dict[str, Checkpoint] = dict(shards or (_open_indexed(place) if named else _open_shards(place)))
         if not named and shards is None:
             for folder, weights in module_weights(place).items():
-                self._shards |= in_folder(folder, _open(weights))
+                self._shards |= prefix_folder(folder, _open(weights))
         for file, shard in self._shards.items():
             for name in shard.names():
                 if name in self._owner:
@@ -131,7 +131,7 @@ class Prefixed(View):
         self.source.prefetch(self._own.get(name, name), rows)
 
 
-def in_folder(folder: str, files: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
+def prefix_folder(folder: str, files: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
     """Return the files of a module's weights, with the folder before their names and those of the tensors."""
     prefix = f"{folder}{SEPARATOR}"
     return {f"{prefix}{name}": Prefixed(file, prefix) for name, file in files.items()}
@@ -143,7 +143,9 @@ def _open_shards(directory: Path) -> dict[str, Checkpoint]:
     if (file := find_weights(directory)) is not None:
         return _open(file)
     several = sorted(directory.iterdir())
-    raise CheckpointError(no_weights(directory, [p for p in several if p.suffix == ".safetensors"] or several[:8]))
+    raise CheckpointError(
+        explain_no_weights(directory, [p for p in several if p.suffix == ".safetensors"] or several[:8])
+    )
 
 
 def _open(file: Path) -> dict[str, Checkpoint]:

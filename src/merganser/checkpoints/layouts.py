@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, hash_text
 from merganser.checkpoints.gguf_config import model_config
-from merganser.checkpoints.lazy_tensors import LazyTensor, StoredTensor, stored_names
+from merganser.checkpoints.lazy_tensors import LazyTensor, StoredTensor, find_stored_names
 from merganser.checkpoints.scattering import scatter
 from merganser.checkpoints.skeleton import build_skeleton
 from merganser.errors import CheckpointError
@@ -63,7 +63,7 @@ def module_tensors(checkpoint: Checkpoint, model: nn.Module) -> dict[str, LazyTe
             if name in known and tuple(known[name].shape) != whole.shape:
                 raise CheckpointError(
                     f"{checkpoint.label}: {name!r} would be {list(whole.shape)}, assembled from "
-                    f"{len(stored_names(whole))} tensors, but its config requires {list(known[name].shape)}"
+                    f"{len(find_stored_names(whole))} tensors, but its config requires {list(known[name].shape)}"
                 )
             found[name] = whole
     return found
@@ -104,7 +104,7 @@ class InLayout(View):
     def __init__(self, source: Checkpoint, tensors: Mapping[str, LazyTensor]) -> None:
         super().__init__(source, source.label)
         self._tensors = dict(tensors)
-        used = {name for tensor in tensors.values() for name in stored_names(tensor)}
+        used = {name for tensor in tensors.values() for name in find_stored_names(tensor)}
         self._names = [*self._tensors, *(name for name in source.names() if name not in used)]
         places = {t.name: name for name, t in self._tensors.items() if isinstance(t, StoredTensor)}
         self._aliases = {a: places.get(stored, stored) for a, stored in source.aliases().items()}
@@ -119,7 +119,7 @@ class InLayout(View):
         tensor = self._tensors.get(self._aliases.get(name, name))
         if tensor is None:
             return self.source.spec(name)
-        return TensorSpec(tensor.shape, self.source.spec(min(stored_names(tensor))).dtype)
+        return TensorSpec(tensor.shape, self.source.spec(min(find_stored_names(tensor))).dtype)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         tensor = self._tensors.get(self._aliases.get(name, name))
@@ -130,7 +130,7 @@ class InLayout(View):
         if tensor is None:
             return super().overhead(name, entries)
         # Slices of a stored tensor may be read together with the data between them.
-        return sum(self.source.spec(each).nbytes for each in stored_names(tensor))
+        return sum(self.source.spec(each).nbytes for each in find_stored_names(tensor))
 
     def prefetch(self, name: str, rows: Rows | None = None) -> None:
         tensor = self._tensors.get(name)
@@ -151,7 +151,7 @@ def as_modules(checkpoint: Checkpoint, model: nn.Module) -> Checkpoint:
     return checkpoint if same else InLayout(checkpoint, tensors)
 
 
-def in_layout_of(template: Checkpoint, checkpoint: Checkpoint) -> Checkpoint:
+def convert_layout(template: Checkpoint, checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint in the layout of another checkpoint of its architecture.
 
     Args:
@@ -166,7 +166,7 @@ def in_layout_of(template: Checkpoint, checkpoint: Checkpoint) -> Checkpoint:
         CheckpointError: If the stored tensors do not have the shapes that the conversion needs.
 
     Example:
-        >>> in_layout_of(open("fused"), open("one-by-one"))  # doctest: +SKIP
+        >>> convert_layout(open("fused"), open("one-by-one"))  # doctest: +SKIP
         <InLayout one-by-one: 27 tensors, ...>
     """
     theirs, ours = set(checkpoint.names()), set(template.names())

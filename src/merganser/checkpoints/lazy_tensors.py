@@ -212,11 +212,11 @@ class ReshapedTensor(DerivedTensor):
         return select_rows(self.source.read().reshape(self.shape), rows)
 
 
-def stored_names(tensor: LazyTensor) -> set[str]:
+def find_stored_names(tensor: LazyTensor) -> set[str]:
     """Return the names of the stored tensors that a lazy tensor is assembled from."""
     if isinstance(tensor, StoredTensor):
         return {tensor.name}
-    return {name for part in tensor.parts() for name in stored_names(part)}
+    return {name for part in tensor.parts() for name in find_stored_names(part)}
 
 
 def stack(tensors: Sequence[LazyTensor], dim: int = 0) -> LazyTensor:

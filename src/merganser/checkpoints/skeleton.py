@@ -34,7 +34,7 @@ def build_skeleton(checkpoint: Checkpoint) -> nn.Module | None:
     return _build(json.dumps(config, sort_keys=True))
 
 
-def new_skeleton(config: Mapping[str, Any], device: str = "meta") -> nn.Module | None:
+def build_from_config(config: Mapping[str, Any], device: str = "meta") -> nn.Module | None:
     """Build the model of a config for callers that modify it, with random weights if not on the meta device; None as
     in `build_skeleton`.
     """
@@ -61,10 +61,10 @@ def new_skeleton(config: Mapping[str, Any], device: str = "meta") -> nn.Module |
 
 @functools.lru_cache(maxsize=4)
 def _build(config: str) -> nn.Module | None:
-    return new_skeleton(parse_json(config))
+    return build_from_config(parse_json(config))
 
 
-def shared_parameters(model: nn.Module) -> dict[str, list[str]]:
+def find_shared_parameters(model: nn.Module) -> dict[str, list[str]]:
     """Return the parameters that a model has under several names: each name -> all names."""
     found: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -72,7 +72,7 @@ def shared_parameters(model: nn.Module) -> dict[str, list[str]]:
     return {name: names for names in found.values() if len(names) > 1 for name in names}
 
 
-def plain_skeleton(checkpoint: Checkpoint, embeddings: Set[str] = frozenset()) -> nn.Module:
+def build_plain_skeleton(checkpoint: Checkpoint, embeddings: Set[str] = frozenset()) -> nn.Module:
     """Build modules for a checkpoint without a config: Linear layers and convolutions, by the shapes of weights, and
     known embeddings.
     """

@@ -70,7 +70,7 @@ def _find_components(directory: Path) -> dict[str, Path]:
     found = {key: file for key, place in places.items() if place.is_dir() and (file := find_weights(place)) is not None}
     for key, place in places.items():
         if key not in found and place.is_dir() and (unread := _find_weights(place)):
-            raise CheckpointError(no_weights(place, unread))
+            raise CheckpointError(explain_no_weights(place, unread))
     if not found:
         raise CheckpointError(f"{directory}: a diffusers pipeline without the weights of any component")
     return found
@@ -115,7 +115,7 @@ def _find_weights(directory: Path) -> list[Path]:
     return sorted(p for p in directory.iterdir() if p.suffix in kinds and not p.name.startswith("adapter"))
 
 
-def no_weights(directory: Path, files: Sequence[Path]) -> str:
+def explain_no_weights(directory: Path, files: Sequence[Path]) -> str:
     """Return the message for a directory without weights that can be read, with the files that are there."""
     found = ", ".join(file.name for file in files) or "nothing"
     missing = (
@@ -131,7 +131,7 @@ def is_pipeline(directory: Path | None) -> bool:
     return directory is not None and (directory / PIPELINE).is_file()
 
 
-def written_file(directory: Path, folder: str) -> str:
+def name_written_file(directory: Path, folder: str) -> str:
     """Return the name of the file that the weights of a module are written to."""
     stem = weights_stem(read_config(directory / folder)) if is_pipeline(directory) else "model"
     return f"{folder}{SEPARATOR}{stem}.safetensors"

@@ -61,10 +61,10 @@ def _keys(tokens: Tokens) -> Iterator[tuple[str, TokenKey]]:
 def _key(token: str, tokens: Tokens) -> TokenKey:
     if token in tokens.roles.values() or tokens.added.get(token, {}).get("special"):
         return ("special", token)
-    return token.encode() if token in tokens.added else spelt_bytes(token, tokens.spelling)
+    return token.encode() if token in tokens.added else spell_bytes(token, tokens.spelling)
 
 
-def spelt_bytes(token: str, spelling: str) -> bytes:
+def spell_bytes(token: str, spelling: str) -> bytes:
     """Return the bytes of an ordinary token, in a text where words are preceded by a space."""
     if spelling == "byte_level":
         table = _byte_letters()

@@ -34,14 +34,14 @@ _RESNET = {
 _BLOCK = re.compile(r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|upsamplers)\.(\d+)\.")
 
 
-def other_names(names: Collection[str]) -> dict[str, str]:
+def translate_names(names: Collection[str]) -> dict[str, str]:
     """Return the names of the parameters of a UNet in the other naming; empty if the names are not those of a UNet.
 
     Args:
         names: The names of all its parameters, those of single files without `model.diffusion_model.`
 
     Example:
-        >>> other_names(["down_blocks.0.resnets.0.conv1.weight"])
+        >>> translate_names(["down_blocks.0.resnets.0.conv1.weight"])
         {'down_blocks.0.resnets.0.conv1.weight': 'input_blocks.1.0.in_layers.2.weight'}
     """
     single = any(name.startswith("input_blocks.") for name in names)

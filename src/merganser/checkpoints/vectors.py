@@ -58,7 +58,7 @@ class Vector(Checkpoint):
         return self._specs[name]
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        return in_blocks(self.spec(name), rows, lambda part: self.compute(name, part))
+        return compute_in_blocks(self.spec(name), rows, lambda part: self.compute(name, part))
 
     @abstractmethod
     def compute(self, name: str, rows: Rows | None) -> Tensor:
@@ -287,7 +287,7 @@ def widen(spec: TensorSpec) -> TensorSpec:
     return TensorSpec(spec.shape, torch.float64 if spec.dtype == torch.float64 else torch.float32)
 
 
-def in_blocks(spec: TensorSpec, rows: Rows | None, compute: Callable[[Rows | None], Tensor]) -> Tensor:
+def compute_in_blocks(spec: TensorSpec, rows: Rows | None, compute: Callable[[Rows | None], Tensor]) -> Tensor:
     """Apply `compute` to blocks of rows, which stay in cache, and join the results. A single number is one block."""
     blocks = list(row_blocks(spec, rows))
     if len(blocks) == 1:

@@ -34,7 +34,7 @@ def read_header(file: WeightFile) -> bytes:
         return opened.read(first)
 
 
-def stored_name(file: str, name: str) -> str:
+def name_in_file(file: str, name: str) -> str:
     """Return the name in its file of an output: a file in a folder leaves the folder's prefix out."""
     folder, _, _ = file.rpartition("/")
     return name.removeprefix(f"{folder}/") if folder else name

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from merganser.cli import COMMANDS, PLAIN
-from merganser.cli.interrupts import explain_interrupt, left_behind
+from merganser.cli.interrupts import explain_interrupt, explain_left_behind
 from merganser.cli.mergekit_flags import refuse_mergekit_flags
 from merganser.cli.output import say
 from merganser.cli.renamed import rewrite
@@ -40,7 +40,7 @@ class Commands(TyperGroup):
         return super().parse_args(ctx, words)
 
     def invoke(self, ctx: Any) -> Any:
-        with explain_interrupt(left_behind):
+        with explain_interrupt(explain_left_behind):
             try:
                 return super().invoke(ctx)
             except MerganserError as error:

@@ -34,7 +34,7 @@ def command(
     each kind for its fields.
     """
     from merganser.evaluate import tasks as questions
-    from merganser.evaluate.models import evaluate, recorded_parents
+    from merganser.evaluate.models import evaluate, find_recorded_parents
     from merganser.report.evaluations import fill, remarks, tables
 
     if html is not None:
@@ -42,7 +42,7 @@ def command(
 
         check_file(html, "--html")
     asked = [questions.Task.parse(text) for text in tasks or ()]
-    parents = parents or recorded_parents(Path(checkpoint))
+    parents = parents or find_recorded_parents(Path(checkpoint))
     steps = 1 + (1 + len(parents)) * (2 + len(asked))  # of each model: loading, perplexity, tasks
     with ProgressReporter("evaluating", "steps") as reporter:
         found = evaluate(

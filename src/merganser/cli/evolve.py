@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from merganser.cli.interrupts import explain_interrupt, left_in
+from merganser.cli.interrupts import explain_interrupt, explain_resume
 from merganser.cli.options import DryRun, Json, Overwrite, Ray, Resume, Task
 from merganser.cli.output import emit, say, say_written, wrap
 from merganser.cli.progress import ProgressReporter
@@ -66,7 +66,7 @@ def run(
             say("tried     one merge answered two questions of every task")
         return
     path = study or run_file.parent / f"{run_file.stem}.sqlite"
-    with explain_interrupt(lambda: left_in(path)), ProgressReporter("evolving", "steps") as reporter:
+    with explain_interrupt(lambda: explain_resume(path)), ProgressReporter("evolving", "steps") as reporter:
         listener = _Listener(reporter, as_json, loaded.design.objectives)
         opened = start(loaded, path, resume=resume, workers=workers, ray=ray, on_event=listener)
     with opened:
@@ -291,7 +291,7 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
     from merganser.errors import MerganserError
     from merganser.evolve.ranking import nothing
     from merganser.evolve.schema import to_document
-    from merganser.evolve.summary import compared, describe_biases, unseen_intervals
+    from merganser.evolve.summary import describe_biases, describe_comparison, unseen_intervals
 
     single = objective is not None or len(study.design.objectives) == 1
     winners = [study.best(objective)] if single else study.pareto()
@@ -301,7 +301,7 @@ def _show_best(study: Study, objective: str | None, as_json: bool) -> None:
     endpoints = {label: scores for label in others if (scores := study.test_scores(label))}
     untested = {label: error for label in others if (error := study.test_error(label)) is not None}
     objectives = [o for o in study.design.objectives if objective in (None, o.name)]
-    verdicts = {o.name: said for o in objectives if (said := compared(study, o, study.best(o.name)))}
+    verdicts = {o.name: said for o in objectives if (said := describe_comparison(study, o, study.best(o.name)))}
     biases = describe_biases(study)
     failed = Counter(trial.reason for trial in study.trials() if trial.state == "failed")
     if as_json:

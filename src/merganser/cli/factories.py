@@ -64,7 +64,7 @@ def derive_symmetry(
 
 def load_batches(text: str) -> list[Any]:
     """Return the labelled batches that a function returns. Every problem with it raises `InputError`."""
-    from merganser.modules.batches import labelled
+    from merganser.modules.batches import require_targets
 
     try:
         found = list(import_function(text, "--batches")())
@@ -75,7 +75,7 @@ def load_batches(text: str) -> list[Any]:
     if not found:
         raise InputError(f"--batches {text}: the function returned no batches")
     for batch in found:
-        labelled(batch, f"--batches {text}")
+        require_targets(batch, f"--batches {text}")
     return found
 
 

@@ -135,7 +135,7 @@ def _compare_checkpoints(opened: Mapping[str, Checkpoint]) -> tuple[Table | None
 
 def _write_page(source: Library | str, experts: Mapping[str, str] | None, found: Survey, html: Path) -> None:
     from merganser.interference.surveys import similarity
-    from merganser.report.interference import HeatMap, fill, heat_map_rank, left_out, loudest, sampled
+    from merganser.report.interference import HeatMap, describe_left_out, describe_sampled, fill, heat_map_rank, loudest
     from merganser.report.page import Page
 
     overlap = None
@@ -143,19 +143,26 @@ def _write_page(source: Library | str, experts: Mapping[str, str] | None, found:
         rank = heat_map_rank(found, matrix)
         overlap = HeatMap(matrix.name, rank, similarity(source, experts, matrix.name, rank)[0])
     label = source if isinstance(source, str) else source.path
-    intro = [f"{', '.join(found.experts)}; base {label}", *left_out(found), *sampled(found)]
+    intro = [f"{', '.join(found.experts)}; base {label}", *describe_left_out(found), *describe_sampled(found)]
     page = Page("Interference of experts", ". ".join(intro) + ".")
     fill(page, found, overlap)
     page.write(html)
 
 
 def _show_interference(found: Survey, tensors: bool) -> None:
-    from merganser.report.interference import block_table, cosine_table, expert_table, left_out, matrix_table, sampled
+    from merganser.report.interference import (
+        block_table,
+        cosine_table,
+        describe_left_out,
+        describe_sampled,
+        expert_table,
+        matrix_table,
+    )
 
     shown = [expert_table(found), matrix_table(found, None if tensors else SHOWN)]
     if len(found.experts) > 1:
         shown = [block_table(found), cosine_table(found), *shown]
-    for line in (*left_out(found), *(f"{each} (--layers 0 measures all)" for each in sampled(found))):
+    for line in (*describe_left_out(found), *(f"{each} (--layers 0 measures all)" for each in describe_sampled(found))):
         say(line)
     if not found.matrices:
         say("no matrix differs from the base: nothing can interfere")

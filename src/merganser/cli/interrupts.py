@@ -36,7 +36,7 @@ def explain_interrupt(left: Callable[[], str]) -> Iterator[None]:
         raise Interrupted(f"interrupted: {left()}") from None
 
 
-def left_in(place: Path) -> str:
+def explain_resume(place: Path) -> str:
     """Return what a resumable command leaves at a path, with the command that continues it."""
     if not place.exists():
         return "nothing was written"
@@ -49,7 +49,7 @@ def command(*options: str) -> str:
     return shlex.join(["merganser", *given, *(option for option in options if option not in given)])
 
 
-def left_behind() -> str:
+def explain_left_behind() -> str:
     """Return what the running command leaves behind if it has no message of its own."""
     words = [word for word in rewrite(sys.argv[1:]) if not word.startswith("-")]
     known = _LEFT.get(" ".join(words[:2])) or _LEFT.get(" ".join(words[:1]))

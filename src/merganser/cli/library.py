@@ -248,22 +248,22 @@ def report(
 
     Sizes are in all and in bits for each entry.
     """
-    from merganser.library.reporting import by_layer, stored_tensors
-    from merganser.report.libraries import layer_table, tensor_table
+    from merganser.library.reporting import describe_stored_tensors, sum_by_layer
+    from merganser.report.libraries import tabulate_layers, tabulate_tensors
 
     opened = _open(library, base)
     names, found = experts or list(opened.experts), []
     with ProgressReporter("reading", "experts") as reporter:
         for name in names:
             reporter.step(name, len(names))
-            found += stored_tensors(opened, name)
-    layers = by_layer(found)
+            found += describe_stored_tensors(opened, name)
+    layers = sum_by_layer(found)
     if as_json:
         emit({"layers": layers, "tensors": found if tensors else None})
         return
     if tensors:
-        say(f"{tensor_table(found).text()}\n")
-    say(layer_table(layers).text())
+        say(f"{tabulate_tensors(found).text()}\n")
+    say(tabulate_layers(layers).text())
 
 
 @app.command()

@@ -32,7 +32,7 @@ def prepare_streams() -> None:
 
 
 @contextmanager
-def delivered(stream: TextIO) -> Iterator[None]:
+def flush_or_raise(stream: TextIO) -> Iterator[None]:
     """Flush what is printed inside. Ignores a reader that has closed the pipe; raises if the disk is full."""
     try:
         yield
@@ -52,7 +52,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 def write(text: str, stream: TextIO | None = None) -> None:
     """Print text exactly as it is, for programs to read."""
     stream = stream or sys.stdout
-    with delivered(stream):
+    with flush_or_raise(stream):
         print(text, file=stream, end="")
 
 

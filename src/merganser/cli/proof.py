@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def show_proofs(merge: Merge, as_json: bool) -> None:
     """Check every adapter of a merge, including those of nested merges, and raise at the first that fails."""
-    from merganser.checkpoints.adapter import adapted_views
+    from merganser.checkpoints.adapter import find_adapters
     from merganser.checkpoints.adapter_proof import prove
     from merganser.engine.nested import Merged
 
@@ -21,7 +21,7 @@ def show_proofs(merge: Merge, as_json: bool) -> None:
         source = pending.pop(0)
         if isinstance(source, Merged):
             pending += source.sources
-        for adapted in adapted_views(source):
+        for adapted in find_adapters(source):
             seen += 1
             for proof in prove(adapted):
                 if as_json:

@@ -12,7 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from merganser.cli.interrupts import explain_interrupt, left_in
+from merganser.cli.interrupts import explain_interrupt, explain_resume
 from merganser.cli.limits import memory_limit
 from merganser.cli.options import DryRun, Json, Memory, Overwrite, Resume, Workers
 from merganser.cli.output import emit, say
@@ -35,7 +35,7 @@ def writing(out: Path, doing: str, as_json: bool, made: str = "made from these m
     place, complete = Path(os.path.expanduser(out)), list[Path]()
     partial = place.with_name(f"{place.name}.partial") if place.name else place
     began = time.monotonic()
-    with explain_interrupt(lambda: left_in(partial)), ProgressReporter(doing, as_json=as_json) as reporter:
+    with explain_interrupt(lambda: explain_resume(partial)), ProgressReporter(doing, as_json=as_json) as reporter:
         yield {"on_progress": reporter.follow, "on_complete": complete.append}
     seconds = time.monotonic() - began
     if as_json:

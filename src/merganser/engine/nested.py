@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
 from merganser.checkpoints.expert_orders import MatchedExperts
 from merganser.checkpoints.grafting import Grafted
-from merganser.checkpoints.layouts import in_layout_of
+from merganser.checkpoints.layouts import convert_layout
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.vocabulary import Remapped
 from merganser.engine.blocks import BLOCK, cut
@@ -32,7 +32,7 @@ def reopen(plan: Plan, open: Open = open_checkpoint) -> Merge:
     plain = [
         Grafted(plain[0], source, model.map)
         if model.map
-        else in_layout_of(plain[0], source)
+        else convert_layout(plain[0], source)
         if model.layout
         else source
         for source, model in zip(plain, plan.models, strict=True)

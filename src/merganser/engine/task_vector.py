@@ -30,7 +30,7 @@ from merganser.checkpoints.vectors import (
     Stored,
     TruncatedVector,
     Vector,
-    in_blocks,
+    compute_in_blocks,
     widen,
 )
 from merganser.engine import geometry
@@ -227,7 +227,7 @@ class Applied(View):
         stored = self.source.resolve_alias(name)
         if stored not in self._moved:
             return self.source.read(stored, rows)
-        return in_blocks(widen(self.source.spec(stored)), rows, lambda part: self._compute(stored, part))
+        return compute_in_blocks(widen(self.source.spec(stored)), rows, lambda part: self._compute(stored, part))
 
     def _compute(self, stored: str, rows: Rows | None) -> Tensor:
         moved = self.vector.compute(self._moved[stored], rows)

@@ -105,7 +105,7 @@ def evaluate(
         return _evaluate_servers(str(checkpoint), parents or (), tasks, limit, on_step)
     opened = open_checkpoint(checkpoint)
     if parents is None:
-        parents = recorded_parents(opened.directory)
+        parents = find_recorded_parents(opened.directory)
         if parents:
             on_step(f"parents by its lock file: {', '.join(map(str, parents))}")
     on_step(f"weights of {opened.label}")
@@ -145,7 +145,7 @@ def count_questions(tasks: Sequence[Task], limit: int | None) -> dict[str, int]:
     return {task.name: min(limit or sys.maxsize, task.count("")) for task in tasks if task.higher_is_better}
 
 
-def recorded_parents(directory: Path | None) -> list[str]:
+def find_recorded_parents(directory: Path | None) -> list[str]:
     """Return the models that a directory was merged from, by its lock file, as far as they lie in directories here."""
     if directory is None or not (directory / LOCK_FILE).is_file():
         return []

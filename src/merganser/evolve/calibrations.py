@@ -15,7 +15,7 @@ from merganser.errors import InputError, did_you_mean
 from merganser.evaluate.questions import read_index
 from merganser.evaluate.records import read_records
 from merganser.evolve.numpy_files import read_arrays
-from merganser.evolve.preparation import Calibration, checked_answers
+from merganser.evolve.preparation import Calibration, check_answers
 
 
 def read(reference: str) -> Calibration:
@@ -71,7 +71,7 @@ def _ask_sampled(files: Sequence[str], metric: str) -> Calibration:
     for number, row in enumerate(rows):
         answers[number, list(row)] = list(row.values())
     try:
-        return Calibration(answers=checked_answers(answers))
+        return Calibration(answers=check_answers(answers))
     except InputError as error:
         raise InputError(f"{files[0]}: {error}") from None
 
@@ -96,6 +96,6 @@ def _read_answers(path: str) -> Calibration:
     if answers is None:
         raise InputError(f"{path}: has no array 'answers'{did_you_mean('answers', arrays)}")
     try:
-        return Calibration(answers=checked_answers(answers))
+        return Calibration(answers=check_answers(answers))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None

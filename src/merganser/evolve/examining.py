@@ -12,7 +12,7 @@ from merganser.evaluate.harness import HARNESS, Harness
 from merganser.evaluate.questions import Asked, Examiner
 from merganser.evaluate.references import import_function
 from merganser.evaluate.sampling import order_items
-from merganser.evolve.holdout import Grouped, connected, hold_out
+from merganser.evolve.holdout import Grouped, group_connected, hold_out
 from merganser.evolve.measures import name_measure
 from merganser.evolve.runfile import SERVER, RunFile
 from merganser.evolve.tasks import StudyTask
@@ -78,7 +78,7 @@ def choose_test_items(run: RunFile, examiners: Mapping[str, Examiner]) -> dict[s
             grouped[name] = Grouped(groups, share, own)
         elif not own and entry.test_items is None and isinstance(examiner, Asked):
             found[name] = draw_test_items(name, examiner, float(entry.test), run.search.split_seed)
-    for names in connected({name: task.groups for name, task in grouped.items()}):
+    for names in group_connected({name: task.groups for name, task in grouped.items()}):
         found |= hold_out({name: grouped[name] for name in names}, run.search.split_seed)
     return found
 

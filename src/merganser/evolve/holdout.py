@@ -68,7 +68,7 @@ def hold_out(tasks: Mapping[str, Grouped], seed: int) -> dict[str, tuple[int, ..
     return found
 
 
-def connected(tasks: Mapping[str, Sequence[str]]) -> list[list[str]]:
+def group_connected(tasks: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """Return the names of tasks in sets that share groups, directly or through others."""
     parts: list[tuple[set[str], list[str]]] = []
     for name, groups in tasks.items():

@@ -57,7 +57,7 @@ class Calibration:
         return None if self.answers is None else int(np.atleast_2d(self.answers).shape[1])
 
 
-def checked_answers(answers: ArrayLike) -> Array:
+def check_answers(answers: ArrayLike) -> Array:
     """Return answers of shape (models, items) in [0, 1]; NaN where an answer is missing."""
     try:
         found = np.atleast_2d(np.asarray(answers, dtype=np.float64))
@@ -77,7 +77,7 @@ def check(name: str, task: StudyTask, known: Calibration) -> None:
     where = f"task {name!r}"
     if known.answers is not None:
         try:
-            checked_answers(known.answers)
+            check_answers(known.answers)
         except InputError as error:
             raise InputError(f"{where}: calibration: {error}") from None
     check_items(name, task, known)

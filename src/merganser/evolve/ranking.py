@@ -27,7 +27,7 @@ def nothing(trials: Iterable[Trial]) -> str:
     return f"no candidate was evaluated successfully inside the constraints{why}"
 
 
-def failed_alike(trials: Sequence[Trial]) -> str | None:
+def find_common_failure(trials: Sequence[Trial]) -> str | None:
     """Return the only reason why every evaluated trial failed; None if one succeeded, or there is just one."""
     tried = [trial for trial in trials if trial.state != "infeasible"]
     reasons = {trial.reason for trial in tried if trial.cached_from is None and trial.error != COPIED}
@@ -52,7 +52,7 @@ def top(trials: Iterable[Trial], objective: Objective, count: int) -> list[Trial
     return list({trial.label: trial for trial in reversed(valid)}.values())[::-1][:count]
 
 
-def reranked(trials: Iterable[Trial], full: Iterable[Trial], objective: Objective) -> Trial | None:
+def choose_reranked(trials: Iterable[Trial], full: Iterable[Trial], objective: Objective) -> Trial | None:
     """Return the valid trial whose full evaluation is best at the objective; None if none was fully evaluated."""
     scores = {
         trial.label: objective.value(trial.objectives)
@@ -82,7 +82,7 @@ def pareto(trials: Iterable[Trial], objectives: Sequence[Objective]) -> list[Tri
     return _find_front(valid, [[trial.objectives[o.name] for o in objectives] for trial in valid], objectives)
 
 
-def reranked_front(
+def find_reranked_front(
     trials: Iterable[Trial], full: Iterable[Trial], objectives: Sequence[Objective]
 ) -> list[Trial] | None:
     """Return the valid trials that no other one dominates by full evaluations; None if none was fully evaluated."""

@@ -17,7 +17,17 @@ from merganser.evolve.design import Design
 from merganser.evolve.measures import task_of
 from merganser.evolve.preparation import Calibration, Prepared, check, prepare, read_prepared, split, to_bytes
 from merganser.evolve.racing import Race, choose_incumbents, estimate_stopped, race_against, race_order
-from merganser.evolve.ranking import COPIED, best, failed_alike, nothing, pareto, reranked, reranked_front, spread, top
+from merganser.evolve.ranking import (
+    COPIED,
+    best,
+    choose_reranked,
+    find_common_failure,
+    find_reranked_front,
+    nothing,
+    pareto,
+    spread,
+    top,
+)
 from merganser.evolve.recall import count_answers, mean_scores, missing_items, recall
 from merganser.evolve.searchers import searcher
 from merganser.evolve.space import key
@@ -115,7 +125,7 @@ class StudyRun:
             asked = len(genomes)
             genomes = self._select_affordable(genomes, budget - count)
             trials = self._generation(generation, genomes, replayed)
-            if reason := failed_alike(trials):
+            if reason := find_common_failure(trials):
                 raise MerganserError(
                     f"every candidate of generation {generation} failed for the same reason: {reason}; fix it "
                     "and resume"
@@ -153,7 +163,7 @@ class StudyRun:
         generations: dict[int, list[Trial]] = {}
         for trial in trials:
             generations.setdefault(trial.generation or 0, []).append(trial)
-        alike = next((number for number, members in sorted(generations.items()) if failed_alike(members)), None)
+        alike = next((number for number, members in sorted(generations.items()) if find_common_failure(members)), None)
         if any(t.state == "failed" for t in trials) and not any(t.state == "done" for t in trials):
             alike = 0
         if alike is not None:
@@ -307,12 +317,12 @@ class StudyRun:
             if self.design.search.rerank and few:
                 chosen = spread(front, self.design.objectives[0], self.design.search.rerank * len(objectives))
                 self._evaluate("full", [trial.values or {} for trial in chosen], pool, "rerank")
-                return reranked_front(valid, self.store.trials("full"), objectives) or front
+                return find_reranked_front(valid, self.store.trials("full"), objectives) or front
             return front
         if self.design.search.rerank and few:
             finalists = top(valid, objectives[0], self.design.search.rerank)
             self._evaluate("full", [trial.values or {} for trial in finalists], pool, "rerank")
-            if found := reranked(valid, self.store.trials("full"), objectives[0]):
+            if found := choose_reranked(valid, self.store.trials("full"), objectives[0]):
                 return [found]
         return [best(valid, objectives)]
 

@@ -149,7 +149,7 @@ class Study(Shown):
         """
         design, trials = self.design, self.trials()
         chosen = ranking.choose_objective(design.objectives, objective)
-        again = ranking.reranked(trials, self.store.trials("full"), chosen) if design.search.rerank else None
+        again = ranking.choose_reranked(trials, self.store.trials("full"), chosen) if design.search.rerank else None
         return again or ranking.best(trials, design.objectives, objective)
 
     def pareto(self) -> list[Trial]:
@@ -158,7 +158,7 @@ class Study(Shown):
         """
         design, trials = self.design, self.trials()
         full = self.store.trials("full") if design.search.rerank and len(design.objectives) > 1 else []
-        return ranking.reranked_front(trials, full, design.objectives) or ranking.pareto(trials, design.objectives)
+        return ranking.find_reranked_front(trials, full, design.objectives) or ranking.pareto(trials, design.objectives)
 
     def prepared(self) -> dict[str, Prepared]:
         """Return the prepared tasks: splits, subsets, estimators."""

@@ -118,7 +118,9 @@ def summarize(study: Study) -> Summary:
         convergence=convergence(study),
         agreement=tuple(a for name, p in study.prepared().items() if (a := agreement(study, name, p))),
         cost=study.cost(),
-        verdicts={o.name: said for o in design.objectives if (said := compared(study, o, study.best(o.name)))},
+        verdicts={
+            o.name: said for o in design.objectives if (said := describe_comparison(study, o, study.best(o.name)))
+        },
         biases=describe_biases(study),
         states={state: sum(t.state == state for t in trials) for state in ("done", "failed", "infeasible")},
         untested={label: error for label in tested if (error := study.test_error(label)) is not None},
@@ -223,7 +225,7 @@ def _test_answers(study: Study, label: str, kind: str = "test") -> dict[str, Arr
     return {m: a.values for m, a in study.store.answers(tested[-1]).items()} if tested else {}
 
 
-def tested_endpoints(summary: Summary) -> list[tuple[str, Tested]]:
+def list_tested_endpoints(summary: Summary) -> list[tuple[str, Tested]]:
     """Return the endpoints that were tested."""
     return [(label, tested) for label, tested in summary.endpoints.items() if tested.test]
 
@@ -256,7 +258,7 @@ def compare_winner(study: Study, objective: Objective, winner: Trial) -> tuple[s
     return gain_over_best(objective, own, known)
 
 
-def compared(study: Study, objective: Objective, winner: Trial) -> str:
+def describe_comparison(study: Study, objective: Objective, winner: Trial) -> str:
     """Return a sentence on whether a winner is better than the best endpoint on unseen items."""
     found = compare_winner(study, objective, winner)
     if found is None:

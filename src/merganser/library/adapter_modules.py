@@ -15,7 +15,7 @@ from torch import nn
 
 from merganser.checkpoints.base import Checkpoint
 from merganser.checkpoints.json_file import read_config
-from merganser.checkpoints.skeleton import shared_parameters
+from merganser.checkpoints.skeleton import find_shared_parameters
 from merganser.library.adapter_writing import Orientation, module_of
 
 #: The role of a parameter in an adapter: low-rank in some orientation, or whole.
@@ -81,7 +81,7 @@ class AdapterModules:
         if config.get("tie_word_embeddings", True) and not any(_HEAD.search(name) for name in names):
             tied |= {name for name in names if _TOKENS.search(name)} if self._generates() else set()
         if model is not None:
-            tied |= shared_parameters(model).keys()
+            tied |= find_shared_parameters(model).keys()
         self._tied = tied
 
     def role(self, name: str, shape: Sequence[int]) -> Role | None:

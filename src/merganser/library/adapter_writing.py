@@ -170,7 +170,7 @@ def module_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def by_module(names: Sequence[str]) -> dict[str, list[str]]:
+def group_by_module(names: Sequence[str]) -> dict[str, list[str]]:
     """Return parameters by their modules."""
     found: dict[str, list[str]] = {}
     for name in names:

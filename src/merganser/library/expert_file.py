@@ -15,7 +15,7 @@ from merganser.kernels.spectra import Factors
 from merganser.lazy import torch
 from merganser.library.codes.coding import BlobHead, Triple, decode, dense, read_head
 from merganser.library.codes.mixed_factors import MixedFactors
-from merganser.library.storage import normalized, orthonormal, product
+from merganser.library.storage import normalize_factors, orthonormalize_factors, product
 from merganser.library.unfolding import as_matrix
 from merganser.methods.matrices import matrix_shape
 
@@ -126,7 +126,7 @@ class ExpertFile:
         return u, s, v
 
     def factors(self, name: str) -> Factors:
-        return (orthonormal if name in self.heads else normalized)(*self.triple(name))
+        return (orthonormalize_factors if name in self.heads else normalize_factors)(*self.triple(name))
 
     def change(self, name: str) -> Tensor:
         """Return the stored change of a tensor that is not kept whole, in float32, as a matrix if it has factors."""

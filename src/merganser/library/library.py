@@ -13,18 +13,26 @@ from merganser.checkpoints.dtypes import dtype_name
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.confine import confine
-from merganser.errors import CheckpointError, InputError, by_name, did_you_mean
+from merganser.errors import CheckpointError, InputError, did_you_mean, require_mapping
 from merganser.kernels.spectra import Factors
 from merganser.library.bases import open_base, place_of, weights_checksum
+from merganser.library.build_start import begin_build, factor_dtype, find_interrupted_build, make_directory
 from merganser.library.building import Compressor, OnStep
 from merganser.library.changes import check_fit
 from merganser.library.codes.catalogue import CHOICES
 from merganser.library.collection import ExpertCollection
 from merganser.library.expert_file import ExpertFile
-from merganser.library.manifest import SHARED_FILE, ExpertPlan, ExpertRecord, Manifest, check_name, expert_file, locked
+from merganser.library.manifest import (
+    SHARED_FILE,
+    ExpertPlan,
+    ExpertRecord,
+    Manifest,
+    check_name,
+    expert_file,
+    lock_library,
+)
 from merganser.library.ranks import RankPolicy, with_codes
 from merganser.library.sizes import Finding, Size
-from merganser.library.starting import begin, factor_dtype, interrupted, make
 from merganser.library.storage import FACTOR_DTYPES, delete, find_damage, partial_of
 from merganser.library.views import Expert, MergedExperts
 from merganser.methods.registry import build as build_method
@@ -109,7 +117,7 @@ class Library(ExpertCollection, Shown):
         Raises:
             InputError: If names or sizes are invalid, or an expert does not fit the base.
         """
-        by_name("experts", experts)
+        require_mapping("experts", experts)
         if not experts:
             raise InputError("a library needs at least one expert")
         for name in experts:
@@ -138,15 +146,15 @@ class Library(ExpertCollection, Shown):
         )
         compressor = Compressor(directory, opened, wanted, randomized, weights, on_step)
         shared: dict[str, str] = {}
-        if interrupted(directory, wanted) is None:  # plan everything before writing anything
+        if find_interrupted_build(directory, wanted) is None:  # plan everything before writing anything
             planned, shared = compressor.plan(checkpoints, policy)
             wanted = replace(wanted, pending=planned)
-        make(directory)
-        with locked(directory):
-            if (manifest := interrupted(directory, wanted)) is None:
+        make_directory(directory)
+        with lock_library(directory):
+            if (manifest := find_interrupted_build(directory, wanted)) is None:
                 if shared:
                     wanted = replace(wanted, shared=compressor.share(checkpoints, shared))
-                manifest = begin(directory, wanted, opened)
+                manifest = begin_build(directory, wanted, opened)
             compressor = replace(compressor, manifest=manifest)
             for name in list(manifest.pending):
                 record = compressor.compress(name, checkpoints[name], manifest.pending[name])
@@ -187,7 +195,7 @@ class Library(ExpertCollection, Shown):
         told = (rank_fraction, energy, budget) != (None, None, None)
         opened = open_checkpoint(expert)
         check_fit(self.base, opened)
-        with locked(self.path):
+        with lock_library(self.path):
             current = Library(self.path, self.base)  # the library may have changed since it was opened
             if name in current:
                 raise InputError(f"{self.path}: has an expert {name!r} already; remove it first")
@@ -208,7 +216,7 @@ class Library(ExpertCollection, Shown):
         """
         check_name(name)
         file = confine(self.path, expert_file(name), f"{self.path}: experts")
-        with locked(self.path):
+        with lock_library(self.path):
             current = Library(self.path, self.base)
             files = [path for path in (file, partial_of(file)) if os.path.lexists(path)]
             if name in current:

@@ -31,8 +31,8 @@ from merganser.library.adapter_writing import (
     AdapterReport,
     Orientation,
     StoredUpdate,
-    by_module,
     check_rank,
+    group_by_module,
     module_of,
     save_adapter,
     share,
@@ -318,8 +318,8 @@ class _Draft:
         files: dict[str, Tensor] = {}
         modules: list[str] = []
         biases = False
-        present = by_module(tuned.names())
-        for module, names in by_module(self.saved).items():
+        present = group_by_module(tuned.names())
+        for module, names in group_by_module(self.saved).items():
             saved_by_peft = self.modules.is_head(f"{module}.") or self.modules.is_norm(module)
             if module and module not in targets and saved_by_peft:
                 modules.append(module)

@@ -17,8 +17,8 @@ from merganser.engine.lock import Lock
 from merganser.errors import CheckpointError, InputError, MerganserError
 from merganser.excerpts import shorten
 from merganser.library.codes.catalogue import CHOICES, TensorChoice
+from merganser.library.manifest_sections import ManifestSection
 from merganser.library.ranks import KINDS, RankPolicy
-from merganser.library.schema import ManifestSection
 from merganser.library.storage import FACTOR_DTYPES, write_whole
 
 FILE = "library.json"
@@ -44,7 +44,7 @@ def check_name(name: str) -> None:
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def lock_library(directory: Path) -> Iterator[None]:
     """Lock the library against changes by others."""
     try:
         lock = Lock(directory, Disk(), directory / LOCK)
@@ -218,9 +218,10 @@ class Manifest:
             policy=_read_policy(content.section("policy")),
             base_sha256=content.text("base_sha256") if content.has("base_sha256") else None,
             experts={
-                name: ExpertRecord.read(directory, name, record) for name, record in named_sections(content, "experts")
+                name: ExpertRecord.read(directory, name, record)
+                for name, record in read_named_sections(content, "experts")
             },
-            pending={name: ExpertPlan.read(plan) for name, plan in named_sections(content, "pending")},
+            pending={name: ExpertPlan.read(plan) for name, plan in read_named_sections(content, "pending")},
             shared=StoredFile.read(content.section("shared")) if content.has("shared") else None,
         )
         content.done()
@@ -231,7 +232,7 @@ class Manifest:
         return found
 
 
-def named_sections(content: ManifestSection, key: str) -> Iterator[tuple[str, ManifestSection]]:
+def read_named_sections(content: ManifestSection, key: str) -> Iterator[tuple[str, ManifestSection]]:
     """Yield the sections below a field, each with the name of an expert."""
     records = content.section(key)
     for name in records.names():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, hash_text
 from merganser.checkpoints.cards import Lineage
-from merganser.checkpoints.vectors import Vector, in_blocks
+from merganser.checkpoints.vectors import Vector, compute_in_blocks
 from merganser.methods.matrices import matrix_shape
 
 MaskKind = Literal["tall", "emr"]
@@ -47,7 +47,7 @@ class Packed(Checkpoint):
         shape = self._delta.spec(name).shape
         if len(shape) < 2:
             return self._pack(name, None)
-        return in_blocks(self.spec(name), rows, lambda part: self._pack(name, part))
+        return compute_in_blocks(self.spec(name), rows, lambda part: self._pack(name, part))
 
     def _pack(self, name: str, rows: Rows | None) -> Tensor:
         delta, shared = self._delta.compute(name, rows), self._shared.compute(name, rows)

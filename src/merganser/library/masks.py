@@ -31,18 +31,18 @@ from merganser.checkpoints.dtypes import dtype_of
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.quantised import refuse_quantised
-from merganser.checkpoints.vectors import Combination, Difference, Stored, Vector, in_blocks, widen
+from merganser.checkpoints.vectors import Combination, Difference, Stored, Vector, compute_in_blocks, widen
 from merganser.confine import confine
 from merganser.engine.geometry import Parts, over_blocks
 from merganser.engine.publishing import check_out, publish
 from merganser.engine.task_vector import Applied
-from merganser.errors import CheckpointError, InputError, by_name, did_you_mean, one_of
+from merganser.errors import CheckpointError, InputError, did_you_mean, one_of, require_mapping
 from merganser.library.bases import main_dtype, open_base, place_of
 from merganser.library.changes import check_finite, is_comparable
 from merganser.library.collection import ExpertCollection
-from merganser.library.manifest import check_name, named_sections, read_json, write_json
+from merganser.library.manifest import check_name, read_json, read_named_sections, write_json
+from merganser.library.manifest_sections import ManifestSection
 from merganser.library.mask_bits import FULL, MaskKind, Packed, unpack
-from merganser.library.schema import ManifestSection
 from merganser.library.sizes import Size
 from merganser.recipes.saving import save
 
@@ -72,7 +72,7 @@ class MaskLibrary(ExpertCollection):
         self.kind = cast(MaskKind, content.choice("kind", get_args(MaskKind)))
         place = content.text("base") if content.has("base") else None
         fingerprint = content.text("fingerprint")
-        self._scales = {name: _read_scale(record) for name, record in named_sections(content, "experts")}
+        self._scales = {name: _read_scale(record) for name, record in read_named_sections(content, "experts")}
         content.done()
         self.base = open_base(self.path, self.path / "base" if place is None else place, (fingerprint,), base)
         self.shared = Stored(open_checkpoint(self.path / "shared"))
@@ -110,7 +110,7 @@ class MaskLibrary(ExpertCollection):
         """
         directory = Path(path)
         one_of("kind of masks", kind, MaskKind)
-        by_name("experts", experts)
+        require_mapping("experts", experts)
         if not experts:
             raise InputError("a library of masks needs at least one expert")
         for name in experts:
@@ -230,7 +230,7 @@ class MaskedExpert(View):
             return self.bits.read(name + FULL, rows)
         if name not in self.shared:
             return self.source.read(name, rows)
-        return in_blocks(widen(self.source.spec(name)), rows, lambda part: self._compute(name, part))
+        return compute_in_blocks(widen(self.source.spec(name)), rows, lambda part: self._compute(name, part))
 
     def mask(self, name: str, rows: Rows | None = None) -> Tensor:
         """Return m of one tensor, or of its rows, as booleans."""

@@ -55,7 +55,7 @@ class LayerReport:
     lost: float | None
 
 
-def stored_tensors(library: Library, name: str) -> list[TensorReport]:
+def describe_stored_tensors(library: Library, name: str) -> list[TensorReport]:
     """Return how every changed tensor of an expert is stored.
 
     Args:
@@ -85,7 +85,7 @@ def stored_tensors(library: Library, name: str) -> list[TensorReport]:
     return sorted(found, key=lambda each: place.get(each.tensor, len(place)))
 
 
-def by_layer(tensors: Iterable[TensorReport]) -> list[LayerReport]:
+def sum_by_layer(tensors: Iterable[TensorReport]) -> list[LayerReport]:
     """Return the sums over layers in natural order: the numbered module a tensor belongs to, or the module itself.
 
     Args:

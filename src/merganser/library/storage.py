@@ -86,7 +86,7 @@ def product(u: Tensor, s: Tensor, v: Tensor) -> Tensor:
     return (u.float() * s) @ v.float().T
 
 
-def normalized(u: Tensor, s: Tensor, v: Tensor) -> Factors:
+def normalize_factors(u: Tensor, s: Tensor, v: Tensor) -> Factors:
     """Return stored factors as unit vectors and singular values, in float64, without empty components."""
     u, s, v = u.double(), s.double(), v.double()
     u_norm, v_norm = u.norm(dim=0), v.norm(dim=0)
@@ -95,7 +95,7 @@ def normalized(u: Tensor, s: Tensor, v: Tensor) -> Factors:
     return Factors(u[:, there] / u_norm, s[there] * u_norm * v_norm, v[:, there] / v_norm)
 
 
-def orthonormal(u: Tensor, s: Tensor, v: Tensor) -> Factors:
+def orthonormalize_factors(u: Tensor, s: Tensor, v: Tensor) -> Factors:
     """Return the singular value decomposition of u · diag(s) · vᵀ, whose rounded columns are not orthogonal."""
     (left, upper), (right, lower) = torch.linalg.qr(u.double() * s), torch.linalg.qr(v.double())
     core = top_svd(upper @ lower.T, len(s))

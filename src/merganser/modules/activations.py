@@ -18,7 +18,7 @@ from merganser.modules.convolutions import (
     axes_of,
     count_patches,
     is_plain,
-    pooled_patches,
+    pool_patches,
 )
 from merganser.modules.inputs import Inputs
 from merganser.modules.moments import evaluating
@@ -185,7 +185,7 @@ def _pool_input(layer: Layer, x: Tensor, pooling: Pooling, mask: Tensor | None) 
     """Return the pooled input (samples × width), and the number of rows or patches of all samples."""
     if isinstance(layer, nn.Linear):
         return pool(x, pooling, mask).float(), x.shape[:-1].numel()
-    return pooled_patches(layer, x, pooling).float(), len(x) * count_patches(layer, x)
+    return pool_patches(layer, x, pooling).float(), len(x) * count_patches(layer, x)
 
 
 def pool(x: Tensor, pooling: Pooling, mask: Tensor | None = None) -> Tensor:

@@ -14,7 +14,7 @@ from merganser.errors import InputError, first_line
 
 InputsLike: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 """The arguments of a module: `module(x)` for a tensor, `module(*xs)` for a tuple or list, `module(**xs)` for a mapping.
-If no targets are needed, (inputs, targets) of a data loader are accepted too: see `without_targets`."""
+If no targets are needed, (inputs, targets) of a data loader are accepted too: see `drop_targets`."""
 Batch: TypeAlias = tuple[InputsLike, Tensor]
 """Inputs and targets, where both are needed."""
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -35,7 +35,7 @@ def arguments(inputs: InputsLike) -> Arguments:
     )
 
 
-def without_targets(module: nn.Module, batch: Any) -> Any:
+def drop_targets(module: nn.Module, batch: Any) -> Any:
     """Return the inputs of a batch: the first part of (inputs, targets) from a data loader, else all of it.
 
     A pair is (inputs, targets) if its first part is itself a tuple, list or mapping of inputs; if the module cannot
@@ -51,7 +51,7 @@ def without_targets(module: nn.Module, batch: Any) -> Any:
 
     Example:
         >>> x, y = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
-        >>> without_targets(nn.Linear(3, 2), (x, y)) is x
+        >>> drop_targets(nn.Linear(3, 2), (x, y)) is x
         True
     """
     if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
@@ -77,7 +77,7 @@ def _takes(signature: inspect.Signature, *args: Any) -> bool:
     return True
 
 
-def labelled(batch: Any, what: str = "data") -> Batch:
+def require_targets(batch: Any, what: str = "data") -> Batch:
     """Return a batch as (inputs, targets), or refuse one without targets.
 
     Targets of narrow integers, which losses of torch do not take, become int64.
@@ -93,7 +93,7 @@ def labelled(batch: Any, what: str = "data") -> Batch:
     raise InputError(f"{what}: expected labelled batches (inputs, targets), got {_describe(batch)}")
 
 
-def several(batches: Any, what: str = "data") -> Iterable[Any]:
+def require_several(batches: Any, what: str = "data") -> Iterable[Any]:
     """Return the batches, or refuse a single batch.
 
     Args:
@@ -107,7 +107,7 @@ def several(batches: Any, what: str = "data") -> Iterable[Any]:
 
 def reusable(batches: Any, what: str = "data") -> Iterable[Any]:
     """Return `several` batches that can be read repeatedly; an iterator is read at once."""
-    found = several(batches, what)
+    found = require_several(batches, what)
     return list(found) if isinstance(found, Iterator) else found
 
 
@@ -119,7 +119,7 @@ def _describe(value: object) -> str:
 
 def fitting(module: nn.Module, batch: InputsLike | Batch) -> Arguments:
     """Return the arguments of a batch, if the module accepts them."""
-    args, kwargs = arguments(without_targets(module, batch))
+    args, kwargs = arguments(drop_targets(module, batch))
     check_arguments(module, args, kwargs)
     return args, kwargs
 
@@ -137,7 +137,7 @@ def check_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str,
 
 
 @contextmanager
-def explained(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+def explain_input_errors(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
     """Turn errors of a module for inputs of a wrong shape or type into an `InputError` that names them."""
     try:
         yield
@@ -156,11 +156,11 @@ def explained(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
 def forward(module: nn.Module, batch: InputsLike | Batch) -> Any:
     """Return the module's output."""
     args, kwargs = fitting(module, batch)
-    with explained(module, args, kwargs):
+    with explain_input_errors(module, args, kwargs):
         return module(*args, **kwargs)
 
 
-def first_tensor(inputs: InputsLike) -> Tensor:
+def find_first_tensor(inputs: InputsLike) -> Tensor:
     """Return the first tensor among the inputs; its leading axis is the batch."""
     args, kwargs = arguments(inputs)
     for candidate in (*args, *kwargs.values()):

@@ -58,7 +58,7 @@ def convolve(layer: Convolution, x: Tensor, rows: Tensor) -> Tensor:
     return output
 
 
-def pooled_patches(layer: Convolution, x: Tensor, pooling: Literal["mean", "first", "last"]) -> Tensor:
+def pool_patches(layer: Convolution, x: Tensor, pooling: Literal["mean", "first", "last"]) -> Tensor:
     """Return the mean, the first or the last patch of every sample, samples × (channels · window).
 
     The mean over patches is computed separately for each position in the window, without unfolding the patches.

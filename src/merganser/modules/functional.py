@@ -38,7 +38,7 @@ def evaluation_copy(module: nn.Module, weights: Weights | None = None, label: st
     return copied
 
 
-def prepared(module: nn.Module, prepare: Prepare | None) -> nn.Module:
+def prepare_module(module: nn.Module, prepare: Prepare | None) -> nn.Module:
     """Return the result of `prepare` for `module`, in evaluation mode; without it, the module itself."""
     found = module if prepare is None else prepare(module)
     if not isinstance(found, nn.Module):
@@ -55,10 +55,10 @@ def plain_attention() -> AbstractContextManager[None]:
 def call(module: nn.Module, weights: Weights, inputs: InputsLike | Batch) -> Tensor:
     """Return f(inputs; weights), or its `.logits`; tensors that `weights` does not name come from `module`."""
     args, kwargs = fitting(module, inputs)
-    return tensor_output(functional_call(module, untied(module, weights), args, kwargs))
+    return tensor_output(functional_call(module, untie(module, weights), args, kwargs))
 
 
-def untied(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
+def untie(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
     """Return `weights` with each tied parameter once, under its name in `named_parameters`."""
     owners = {id(parameter): name for name, parameter in module.named_parameters()}
     aliases = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError
-from merganser.modules.batches import arguments, explained, without_targets
+from merganser.modules.batches import arguments, drop_targets, explain_input_errors
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Inputs:
         """Return a batch; without its targets, if the module is given."""
         if isinstance(batch, Inputs):
             return batch
-        return cls(*arguments(batch if module is None else without_targets(module, batch)))
+        return cls(*arguments(batch if module is None else drop_targets(module, batch)))
 
     @property
     def size(self) -> int:
@@ -59,7 +59,7 @@ class Inputs:
 
     def run(self, module: nn.Module) -> Any:
         """Return the module's output."""
-        with explained(module, self.args, self.kwargs):
+        with explain_input_errors(module, self.args, self.kwargs):
             return module(*self.args, **self.kwargs)
 
 

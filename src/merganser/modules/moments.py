@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError
-from merganser.modules.batches import InputsLike, forward, several
+from merganser.modules.batches import InputsLike, forward, require_several
 
 Hook = Callable[[Tensor], Tensor | None]
 
@@ -91,7 +91,7 @@ def check_finite(statistics: Tensor, layer: str) -> None:
 
 
 @contextmanager
-def hooked(model: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
+def hook_outputs(model: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
     """Pass each named submodule's output to its hook; a hook that returns a tensor replaces the output."""
 
     def wrap(hook: Hook) -> Callable[[nn.Module, Any, Any], Any]:
@@ -119,7 +119,7 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 def run(model: nn.Module, batches: Iterable[InputsLike], before: Callable[[InputsLike], None] | None = None) -> None:
     """Run forward passes for the effects of hooks; `before` is called with every batch."""
-    several(batches, "batches")
+    require_several(batches, "batches")
     seen = False
     with torch.no_grad():
         for batch in batches:

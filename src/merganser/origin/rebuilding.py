@@ -13,7 +13,7 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.checkpoints.references import parts
 from merganser.checkpoints.safetensors_file import SafetensorsFile
 from merganser.checkpoints.stored_entries import StoredEntries
-from merganser.checkpoints.weight_files import WeightFile, open_weights, read_header, stored_name
+from merganser.checkpoints.weight_files import WeightFile, name_in_file, open_weights, read_header
 from merganser.engine.blocks import Piece
 from merganser.engine.changes import Change
 from merganser.engine.compute import Arithmetic
@@ -70,7 +70,7 @@ def rebuild(
     merge = _prepare(lock, Path(root) if root is not None else None, moved)
     files = {name: open_weights(find_output(place, name)) for name in lock.outputs}
     homes = {name: files[file] for file, names in lock.outputs.items() for name in names}
-    inside = {name: stored_name(file, name) for file, names in lock.outputs.items() for name in names}
+    inside = {name: name_in_file(file, name) for file, names in lock.outputs.items() for name in names}
     made = {output.name: output for output in merge.plan.outputs}
     problems = [f"{name!r} is in the lock file, and the recipe does not make it" for name in homes if name not in made]
     problems += [f"{name!r} is made by the recipe, and not in the lock file" for name in made if name not in homes]

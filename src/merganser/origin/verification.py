@@ -10,7 +10,7 @@ from pathlib import Path
 
 from merganser.checkpoints.digests import digest_bytes, digest_file
 from merganser.checkpoints.kinds import TORCH_SUFFIXES
-from merganser.checkpoints.weight_files import WeightFile, open_weights, read_header, stored_name
+from merganser.checkpoints.weight_files import WeightFile, name_in_file, open_weights, read_header
 from merganser.confine import confine
 from merganser.engine.origin import CARD, LOCK_FILE, SINGLE, lock_path
 from merganser.errors import CheckpointError
@@ -123,13 +123,13 @@ def _list_stored(reader: WeightFile, file: str, tensors: Mapping[str, str]) -> I
     """Yield the tensors that a file contains, by their names there; the lock file prefixes those of a folder."""
     there = set(reader.names())
     for name, expected in tensors.items():
-        own = stored_name(file, name)
+        own = name_in_file(file, name)
         if own in there:
             yield own, expected
 
 
 def _names(file: str, found: set[str], expected: Mapping[str, str]) -> list[str]:
-    wanted = {stored_name(file, name) for name in expected}
+    wanted = {name_in_file(file, name) for name in expected}
     return [
         *(f"{file}: {name!r} is missing" for name in sorted(wanted - found)),
         *(f"{file}: {name!r} is not in the lock file" for name in sorted(found - wanted)),

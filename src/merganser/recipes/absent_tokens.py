@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from merganser.checkpoints.row_runs import RowRun
-from merganser.checkpoints.token_bytes import match_tokens, spelt_bytes
+from merganser.checkpoints.token_bytes import match_tokens, spell_bytes
 from merganser.checkpoints.token_pieces import cut_into_pieces
 from merganser.errors import CheckpointError, RecipeError
 from merganser.recipes.schema import TokenizerOptions
@@ -17,7 +17,7 @@ FITTED = ("omp", "nearest")
 _ENOUGH = 0.01
 
 
-def absent_rows(known: Vocabularies, model: int, missing: Sequence[str]) -> dict[str, RowRun]:
+def find_absent_rows(known: Vocabularies, model: int, missing: Sequence[str]) -> dict[str, RowRun]:
     """Return the row of each token that a model lacks, as a combination of rows of the model.
 
     Args:
@@ -34,11 +34,11 @@ def absent_rows(known: Vocabularies, model: int, missing: Sequence[str]) -> dict
         return dict.fromkeys(missing, RowRun(1, None))
     directory = known.table.tokenizer(model).directory
     assert directory is not None, "its tokens were read from there"
-    plain = [token.encode() if token in tokens.added else spelt_bytes(token, tokens.spelling) for token in missing]
+    plain = [token.encode() if token in tokens.added else spell_bytes(token, tokens.spelling) for token in missing]
     spelling = {i: token for token, i in own.ids.items()}
     found = {}
     for token, pieces in zip(missing, cut_into_pieces(directory, own, plain), strict=True):
-        lengths = [len(spelt_bytes(spelling[piece], own.spelling)) for piece in pieces]
+        lengths = [len(spell_bytes(spelling[piece], own.spelling)) for piece in pieces]
         total = sum(lengths) if options.absent == "weighted_subwords" and len(pieces) > 1 else 0
         weights = tuple(length / total for length in lengths) if total else ()
         # A single piece is a token that repeats another one; its row must not be used twice.

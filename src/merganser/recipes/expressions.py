@@ -27,7 +27,7 @@ _NUMBER = ""
 WeightedSum = dict[str, float]
 
 
-def speaks(data: Mapping[str, Any]) -> bool:
+def recognises(data: Mapping[str, Any]) -> bool:
     return "expression" in data
 
 

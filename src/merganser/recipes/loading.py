@@ -13,7 +13,7 @@ from merganser.errors import RecipeError, reading
 from merganser.methods.registry import aliases, lookup, parameters
 from merganser.recipes import documents, expressions, mergekit, native
 from merganser.recipes.mergekit import Translation
-from merganser.recipes.mergekit_parameters import acting
+from merganser.recipes.mergekit_parameters import list_acting
 from merganser.recipes.other_tools import refuse_other_tools
 from merganser.recipes.schema import Recipe, Written
 
@@ -207,9 +207,9 @@ def _collect_texts(value: Any) -> set[str]:
 
 def translate(data: Mapping[str, Any], stages: Mapping[str, Any], source: str = "recipe") -> Translation:
     """Return a document of any dialect as a native one; recipes inside it stay as they are."""
-    if mergekit.speaks(data):
+    if mergekit.recognises(data):
         return mergekit.translate(data, stages)
-    if expressions.speaks(data):
+    if expressions.recognises(data):
         document, notes = expressions.expand(data, source)
         return Translation(document, notes=list(notes))
     return Translation(dict(data))
@@ -217,13 +217,15 @@ def translate(data: Mapping[str, Any], stages: Mapping[str, Any], source: str = 
 
 def method_key(document: Mapping[str, Any]) -> str:
     """Return the key that names the method in the dialect of a document."""
-    return "merge_method" if mergekit.speaks(document) else "method"
+    return "merge_method" if mergekit.recognises(document) else "method"
 
 
 def acting_parameters(document: Mapping[str, Any], called: str) -> set[str]:
     """Return the parameters of a method that have an effect in a document, as its dialect spells them."""
     method = lookup(called)
-    return {*(acting(called, method) if mergekit.speaks(document) else {**parameters(method), **aliases(method)})}
+    return {
+        *(list_acting(called, method) if mergekit.recognises(document) else {**parameters(method), **aliases(method)})
+    }
 
 
 def _read_document(data: Any, written: Written, source: str, around: _Around) -> Recipe:

@@ -19,7 +19,14 @@ from merganser.errors import RecipeError, did_you_mean
 from merganser.methods.registry import lookup, mergekit_defaults
 from merganser.recipes import fields
 from merganser.recipes.fields import REPORTED, Declared, expect, kind_of, report_unknown_keys
-from merganser.recipes.mergekit_parameters import KNOWN, MORE_PRECISE, REMARKS, acting, required, without_effect
+from merganser.recipes.mergekit_parameters import (
+    KNOWN,
+    MORE_PRECISE,
+    REMARKS,
+    explain_no_effect,
+    list_acting,
+    list_required,
+)
 from merganser.recipes.schema import Places, Problems
 
 KEYS = (
@@ -44,7 +51,7 @@ _ELSEWHERE = {
 }
 
 
-def speaks(data: Mapping[str, Any]) -> bool:
+def recognises(data: Mapping[str, Any]) -> bool:
     """Return whether a document is in this dialect: by its method, or by keys that only this dialect has."""
     ours = {"base_model", "modules", "dtype", "out_dtype", "tokenizer_source"}
     return "merge_method" in data or ("method" not in data and bool(ours & set(data)))
@@ -93,7 +100,7 @@ class _Translator:
         self.places |= {"method": "merge_method"}
         with contextlib.suppress(RecipeError):  # the native reader reports an unknown method
             self.called = expect(data.get("merge_method"), str, "merge_method")
-            self.declared = Declared([method := lookup(self.called)], acting(self.called, method))
+            self.declared = Declared([method := lookup(self.called)], list_acting(self.called, method))
         if remark := MORE_PRECISE.get(self.called):
             self.notes.append(f"{self.called}: {remark}")
         document["method"] = self.declared.methods[0].name if self.declared.methods else data.get("merge_method")
@@ -125,7 +132,7 @@ class _Translator:
             conventions["depth_after_layers"] = 0.0
         if self._filtered:
             conventions["filter_by_source"] = True
-        if needed := required(self.called):
+        if needed := list_required(self.called):
             conventions["required"] = list(needed)
         return conventions
 
@@ -285,7 +292,7 @@ class _Translator:
     def _explain_no_effect(self, name: str) -> str | None:
         """Return why a parameter has no effect; with an unknown method, none of mergekit's parameters has one."""
         if self.declared.methods:
-            return without_effect(name, self.called, self.declared.methods[0])
+            return explain_no_effect(name, self.called, self.declared.methods[0])
         return "the method is unknown" if name in KNOWN else None
 
     def _translate_output(self, data: Mapping[str, Any]) -> dict[str, Any]:

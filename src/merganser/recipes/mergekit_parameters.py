@@ -55,22 +55,22 @@ MORE_PRECISE = {
 KNOWN = frozenset(name for names in ACTING.values() for name in names) | WITHOUT_EFFECT.keys()
 
 
-def acting(called: str, method: type[Method]) -> dict[str, str]:
+def list_acting(called: str, method: type[Method]) -> dict[str, str]:
     """Return the parameters with an effect on the method a recipe names: name in the recipe -> our name."""
     own = {name: name for name in parameters(method)} | aliases(method)
     return {name: own[name] for name in ACTING[called]} if called in ACTING else own
 
 
-def required(called: str) -> tuple[str, ...]:
+def list_required(called: str) -> tuple[str, ...]:
     """Return the per-model parameters without a default in mergekit."""
     return ("weight",) if "weight" in ACTING.get(called, ()) else ()
 
 
-def without_effect(name: str, called: str, method: type[Method]) -> str | None:
+def explain_no_effect(name: str, called: str, method: type[Method]) -> str | None:
     """Return why a parameter has no effect, or None if no method knows it."""
     if name in WITHOUT_EFFECT:
         return WITHOUT_EFFECT[name]
-    names = acting(called, method)
+    names = list_acting(called, method)
     own = {each: each for each in parameters(method)} | aliases(method)
     if name in own:
         spelt = next((each for each, meant in names.items() if meant == own[name]), None)

@@ -10,7 +10,7 @@ from merganser.checkpoints.quantised import is_scale
 from merganser.checkpoints.ties import own_head
 from merganser.engine.plan import Source
 from merganser.errors import CheckpointError
-from merganser.recipes.explanations import NameDifferences, describe_shapes, find_reasons
+from merganser.recipes.mismatch_reasons import NameDifferences, describe_shapes, find_reasons
 from merganser.recipes.schema import Recipe
 from merganser.recipes.settings import matches
 from merganser.recipes.sources import SourceTable
@@ -34,7 +34,7 @@ def is_buffer(name: str, spec: TensorSpec) -> bool:
     return is_integer(spec.element) or is_computed(name)
 
 
-def tied_source(name: str, checkpoint: Checkpoint) -> str | None:
+def find_tied_embedding(name: str, checkpoint: Checkpoint) -> str | None:
     """Return the input embedding that serves as the head of a checkpoint without a stored head."""
     if not _HEAD.search(name):
         return None
@@ -66,10 +66,10 @@ class Mismatches:
     def add(self, line: str) -> None:
         self._found.append(line)
 
-    def missing(self, name: str, model: int) -> None:
+    def add_missing(self, name: str, model: int) -> None:
         self._missing.setdefault(model, []).append(name)
 
-    def shapes(self, name: str, given: Sequence[tuple[Source, TensorSpec]], inside: bool) -> None:
+    def add_shapes(self, name: str, given: Sequence[tuple[Source, TensorSpec]], inside: bool) -> None:
         """Record unequal shapes of a tensor in several models."""
         shapes = {spec.shape for _, spec in given}
         if any(source.name != name for source, _ in given) or (not inside and _is_vocabulary(name, shapes)):
@@ -78,7 +78,7 @@ class Mismatches:
             key = tuple((source.model, spec.shape) for source, spec in given)
             self._shapes.setdefault(key, []).append(name)
 
-    def other_layers(self, name: str, shape: tuple[int, ...], usual: tuple[int, ...], model: int) -> None:
+    def add_other_layers(self, name: str, shape: tuple[int, ...], usual: tuple[int, ...], model: int) -> None:
         """Record a stacked tensor whose shape differs from that in the layers of the template."""
         self._shapes.setdefault(((0, usual), (model, shape)), []).append(name)
 
@@ -92,40 +92,40 @@ class Mismatches:
         advice = f"; if their vocabularies differ, set {key} to base, union or one of the models" if hint else ""
         return f"{name!r} has unequal shapes: {', '.join(places)}{advice}"
 
-    def quantised(self, name: str, model: int) -> None:
+    def add_quantised(self, name: str, model: int) -> None:
         """Record a merge that would combine or lose codes: reported once per model, for codes rather than scales."""
         if model not in self._quantised or (is_scale(self._quantised[model]) and not is_scale(name)):
             self._quantised[model] = name
 
-    def copied_code(self, name: str, model: int) -> None:
+    def add_copied_code(self, name: str, model: int) -> None:
         """Record copied codes: the output reads codes by its config, which is the template's."""
         key = "quantization_config"
         if self.table.config(model).get(key) != self.table.config(0).get(key):
             self._unlike.setdefault(model, name)
 
-    def copied(self, name: str, spec: TensorSpec, model: int, models: int) -> None:
+    def note_copied(self, name: str, spec: TensorSpec, model: int, models: int) -> None:
         """Record an integer tensor copied from one of several models; a table of numbers may have been learned."""
         table = len(spec.shape) > 1 and is_integer(spec.element) and spec.element.name != "bool"
         if models > 1 and table and not _INDEX.search(name):
             self._copied.setdefault(model, []).append(name)
 
-    def complex(self, name: str, label: str, spec: TensorSpec) -> None:
+    def add_complex(self, name: str, label: str, spec: TensorSpec) -> None:
         self.add(
             f"{name!r} of {label} is {spec}: a complex tensor cannot be merged; "
             f"to leave it out: {self.recipe.places.rename('output.exclude')}: [{name!r}]"
         )
 
-    def extra(self, planned: Iterable[str], stacking: Stacking) -> None:
+    def add_surplus(self, planned: Iterable[str], stacking: Stacking) -> None:
         """Record tensors that the output would silently lose; losing layers that no slice takes is intended."""
         known = set(planned) | set(self.table.checkpoints[0].names())
         dropped: dict[str, list[str]] = {}
         for i, checkpoint in enumerate(self.table.checkpoints):
             label = self.table.models[i].label
-            for name in stacking.unmatched(i, known) if i != self.table.donor else ():
+            for name in stacking.find_unmatched(i, known) if i != self.table.donor else ():
                 if any(matches(glob, name) for glob in self.recipe.output.exclude):
                     continue
                 if name in self.table.quantised(i):
-                    self.quantised(name, i)
+                    self.add_quantised(name, i)
                 elif is_buffer(name, checkpoint.spec(name)):
                     dropped.setdefault(label, []).append(name)
                 elif self._copies_embedding(i, name):
@@ -144,12 +144,14 @@ class Mismatches:
             label = self.table.models[model].label
             self.notes.append(f"{len(names)} integer tensor(s) are copied from {label} alone, such as {names[0]!r}")
         found = [*self._found, *self._describe_codes()]
-        told = NameDifferences(self.table, self._missing, self._surplus, self.recipe.places.rename("output.exclude"))
+        differences = NameDifferences(
+            self.table, self._missing, self._surplus, self.recipe.places.rename("output.exclude")
+        )
         models = sorted({*self._missing, *self._surplus})
         # Codes have other names and shapes than weights; report only that they are codes.
         models = [model for model in models if not {0, model} & self._quantised.keys()]
         for model in models:
-            found += told.explain(model)
+            found += differences.explain(model)
         found += describe_shapes(self.table, self._shapes)
         if not found:
             return

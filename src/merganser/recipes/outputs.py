@@ -15,13 +15,13 @@ from merganser.engine.plan import Output, Source
 from merganser.errors import RecipeError
 from merganser.methods.base import Method
 from merganser.methods.registry import build
-from merganser.recipes.differences import describe_architectures
+from merganser.recipes.config_differences import describe_architectures
 from merganser.recipes.dtypes import Dtypes
 from merganser.recipes.layer_places import check_places, check_shapes
 from merganser.recipes.layer_settings import read_kinds
-from merganser.recipes.mismatches import Mismatches, is_buffer, is_computed, tied_source
+from merganser.recipes.method_models import Roles, assign_roles
+from merganser.recipes.mismatches import Mismatches, find_tied_embedding, is_buffer, is_computed
 from merganser.recipes.resolve import Scope, find_override
-from merganser.recipes.roles import Roles, assign
 from merganser.recipes.schema import Entry, Recipe
 from merganser.recipes.settings import matches
 from merganser.recipes.sources import SourceTable
@@ -78,7 +78,7 @@ class OutputPlanner:
             why = "everything is excluded" if self.stacking.jobs else f"{self.table.models[0].label} has none"
             raise RecipeError(f"the merge has no tensors: {why}")
         if unified and not self.stacking.problems:
-            self.mismatches.extra(known, self.stacking)
+            self.mismatches.add_surplus(known, self.stacking)
         if unified:
             with problems.collect():
                 self.mismatches.finish()
@@ -111,7 +111,7 @@ class OutputPlanner:
         for override in self.recipe.overrides:
             if override.model in (None, "base"):
                 continue
-            index = self.table.named(str(override.model), f"{override.where}.model")
+            index = self.table.find_model(str(override.model), f"{override.where}.model")
             for name in self.table.checkpoints[index].names():
                 fresh = name not in known and name not in self.table.checkpoints[0]
                 if fresh and not self._is_excluded(name) and find_override(self.recipe, name) is override:
@@ -172,7 +172,7 @@ class OutputPlanner:
         template = self._find_template(job, base or sources[0])
         spec = self.table.checkpoints[template.model].spec(template.name)
         if is_buffer(job.name, spec):
-            self.mismatches.copied(job.name, spec, template.model, len(used))
+            self.mismatches.note_copied(job.name, spec, template.model, len(used))
             return Output(job.name, spec, "passthrough", (template,))
         if not self._fits(job, used):
             return None
@@ -181,7 +181,7 @@ class OutputPlanner:
         if job.offset is not None:
             usual = self.stacking.shape_of_layers(job.part, job.rest)
             if usual is not None and usual != shape:
-                self.mismatches.other_layers(job.name, shape, usual, sources[0].model)
+                self.mismatches.add_other_layers(job.name, shape, usual, sources[0].model)
                 return None
         parameters = self._resolve_parameters(roles, job, [source.name for source in sources])
         output = Output(
@@ -202,9 +202,9 @@ class OutputPlanner:
         spec = checkpoint.spec(code.name)
         output = Output(job.name, spec, roles.method.name, tuple(sources), None, parameters)
         if output.copies and not (isinstance(checkpoint, View) and checkpoint.adapts):
-            self.mismatches.copied_code(code.name, code.model)
+            self.mismatches.add_copied_code(code.name, code.model)
             return output
-        self.mismatches.quantised(code.name, code.model)
+        self.mismatches.add_quantised(code.name, code.model)
         return None
 
     def _copy_complex(self, output: Output) -> Output:
@@ -215,7 +215,7 @@ class OutputPlanner:
                 continue
             if output.copies:
                 return replace(output, spec=spec)
-            self.mismatches.complex(output.name, self.table.models[source.model].label, spec)
+            self.mismatches.add_complex(output.name, self.table.models[source.model].label, spec)
             break
         return output
 
@@ -261,7 +261,7 @@ class OutputPlanner:
             return Source(model, name)
         key = (model, name)
         if key not in self._heads:
-            head = self._heads[key] = tied_source(name, checkpoint)
+            head = self._heads[key] = find_tied_embedding(name, checkpoint)
             if head is not None:
                 self.notes.append(f"{entry.label} has no {name!r}: its tied embedding {head!r} is used")
         return Source(model, self._heads[key] or name)
@@ -271,7 +271,7 @@ class OutputPlanner:
         key = (id(job.each), id(override))
         if key not in self._roles:
             same = lambda a, b: self.table.of(a) == self.table.of(b)  # noqa: E731
-            roles = self._roles[key] = assign(Scope(self.recipe, job.part, job.each, override), same)
+            roles = self._roles[key] = assign_roles(Scope(self.recipe, job.part, job.each, override), same)
             self.notes += roles.notes
         return self._roles[key]
 
@@ -280,11 +280,11 @@ class OutputPlanner:
         for source in sources:
             checkpoint = self.table.checkpoints[source.model]
             if source.name not in checkpoint:
-                self.mismatches.missing(job.name if job.offset is None else source.name, source.model)
+                self.mismatches.add_missing(job.name if job.offset is None else source.name, source.model)
                 return False
             specs.append((source, checkpoint.spec(source.name)))
         if len({spec.shape for _, spec in specs}) > 1:
-            self.mismatches.shapes(job.name, specs, inside=job.name in self.table.layout(0).places)
+            self.mismatches.add_shapes(job.name, specs, inside=job.name in self.table.layout(0).places)
             return False
         return True
 

@@ -9,12 +9,12 @@ from merganser.checkpoints import open as open_checkpoint
 from merganser.checkpoints.vocabulary import Remapped
 from merganser.engine.merge import Merge, Open
 from merganser.engine.plan import Output, Plan
-from merganser.recipes import differences
-from merganser.recipes.configs import describe
+from merganser.recipes import config_differences
 from merganser.recipes.notes import note_averaged_kernels, note_unmatched_patterns, note_unused_models
 from merganser.recipes.outputs import OutputPlanner
 from merganser.recipes.quantisation import quantise
 from merganser.recipes.schema import Problems, Recipe
+from merganser.recipes.sidecar_plan import plan_sidecars
 from merganser.recipes.sources import SourceTable
 from merganser.recipes.vocabularies import note_renumbered, unify
 
@@ -84,8 +84,8 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
     with problems.collect():
         outputs = planner.outputs(unified=not problems)
     problems.finish()
-    sidecars, remarks = describe(planner, vocabulary, outputs)
-    remarks = [*differences.note_differences(table, bool(planner.stacking.restacked)), *remarks]
+    sidecars, remarks = plan_sidecars(planner, vocabulary, outputs)
+    remarks = [*config_differences.note_differences(table, bool(planner.stacking.restacked)), *remarks]
     nested = [f"{model.label}: {note}" for model in table.models if model.plan for note in model.plan.notes]
     known = {name for checkpoint in table.checkpoints for name in checkpoint}
     unmatched = note_unmatched_patterns(recipe, planner.names(), {s.name for o in outputs for s in o.inputs}, known)

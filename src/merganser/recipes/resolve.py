@@ -94,7 +94,7 @@ class Resolver:
             tuple(key for key in conventions.required if key in known),
         )
 
-    def unsaid(self) -> dict[str, list[str]]:
+    def find_unset(self) -> dict[str, list[str]]:
         """Return the required parameters that the recipe does not set, each with the models that lack it."""
         found = {
             key: [label for label, chain in zip(self.labels, self.own[key], strict=True) if not chain]

@@ -26,9 +26,9 @@ from merganser.engine.plan import Model
 from merganser.engine.workers import DEFAULT_MEMORY, check_workers
 from merganser.engine.writer import Destination
 from merganser.lazy import torch
-from merganser.recipes.configs import dtype_edits
 from merganser.recipes.loading import load
 from merganser.recipes.planning import prepare
+from merganser.recipes.sidecar_plan import dtype_edits
 
 
 def save(

@@ -108,9 +108,9 @@ class SourceTable:
             ours, theirs = set(self.checkpoints[0].names()), set(self.checkpoints[i].names())
             if ours <= theirs or theirs <= ours:
                 continue
-            from merganser.checkpoints.layouts import in_layout_of
+            from merganser.checkpoints.layouts import convert_layout
 
-            seen = in_layout_of(self.checkpoints[0], self.checkpoints[i])
+            seen = convert_layout(self.checkpoints[0], self.checkpoints[i])
             if seen is not self.checkpoints[i]:
                 self.checkpoints[i] = seen
                 self.models[i] = replace(self.models[i], layout=True)
@@ -151,7 +151,7 @@ class SourceTable:
     def side_checkpoints(self) -> list[Checkpoint]:
         return [opened for _, opened in self._sides.values()]
 
-    def named(self, label: str, where: str) -> int:
+    def find_model(self, label: str, where: str) -> int:
         """Return the index of the model that a recipe names by path or label."""
         for i, model in enumerate(self.models):
             if label in (model.label, model.path):

@@ -85,7 +85,7 @@ class Stacking:
         assert layers is not None
         return self._stack(entry, job.part).name(layers[0] + job.offset, job.rest)
 
-    def unmatched(self, model: int, known: set[str]) -> Iterator[str]:
+    def find_unmatched(self, model: int, known: set[str]) -> Iterator[str]:
         """Yield tensors of a model that no output uses, except those of layers that slices leave out."""
         stacks = {
             self._stack(entry, part).title

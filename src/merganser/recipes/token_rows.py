@@ -53,7 +53,7 @@ def find_rule(row: TokenRow, token: str, known: Vocabularies) -> Sources | None:
         return ()
     if row.model is None:
         return None
-    model = known.table.named(row.model, where)
+    model = known.table.find_model(row.model, where)
     source = row.token if row.token is not None else token
     found = source if isinstance(source, int) else known.tokens[model].ids.get(source)
     if found is None or not 0 <= found < known.heights[model]:

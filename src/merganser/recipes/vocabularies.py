@@ -22,8 +22,15 @@ from merganser.checkpoints.token_bytes import match_tokens
 from merganser.checkpoints.tokenizer import Tokens, make_added_token
 from merganser.checkpoints.vocabulary import RowFit, VocabularyMap
 from merganser.errors import CheckpointError, RecipeError
-from merganser.recipes.absent_tokens import FITTED, absent_rows, check_absent, check_shared, describe_shared, match_rows
-from merganser.recipes.mismatches import tied_source
+from merganser.recipes.absent_tokens import (
+    FITTED,
+    check_absent,
+    check_shared,
+    describe_shared,
+    find_absent_rows,
+    match_rows,
+)
+from merganser.recipes.mismatches import find_tied_embedding
 from merganser.recipes.schema import Recipe, TokenizerOptions
 from merganser.recipes.sources import SourceTable
 from merganser.recipes.token_rows import TokenRows, Vocabularies, find_rule
@@ -87,7 +94,7 @@ def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
         if options.absent is not None:
             missing = [t for t, row in ids.items() if t not in matched[i] and rules.get(t) is None]
             check_shared(known, i, len(ids.keys() & matched[i].keys()), len(ids))
-            builder.absent = absent_rows(known, i, missing)
+            builder.absent = find_absent_rows(known, i, missing)
             builder.absent |= {
                 t: RowRun(1, None) for t in missing if options.absent in FITTED and ids[t] >= heights[model]
             }
@@ -104,7 +111,7 @@ def _choose_source(options: TokenizerOptions, table: SourceTable, where: str) ->
     if options.source in ("base", "union"):
         return 0
     try:
-        return table.named(options.source, where)
+        return table.find_model(options.source, where)
     except CheckpointError as error:
         if options.absent is None:
             raise RecipeError(
@@ -176,7 +183,7 @@ def _find_names(table: SourceTable, model: int) -> dict[str, tuple[str, ...]]:
         return last == "bias" and (weight in matrices or weight not in shapes)
 
     found = [n for n, s in high.items() if n in matrices or (len(s) == 1 and is_bias(n))]
-    return {n: tuple(n if n in c else tied_source(n, c) or n for c in table.checkpoints) for n in found}
+    return {n: tuple(n if n in c else find_tied_embedding(n, c) or n for c in table.checkpoints) for n in found}
 
 
 def note_renumbered(recipe: Recipe, table: SourceTable) -> list[str]:

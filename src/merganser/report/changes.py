@@ -31,7 +31,7 @@ class LayerChange:
 
 def fill(page: Page, changes: Changes) -> None:
     """Add charts and a table of the changes in every layer."""
-    if layers := by_layer(changes):
+    if layers := combine_by_layer(changes):
         page.heading("What the merge changed")
         parents = list(dict.fromkeys(name for layer in layers for name in layer.to_parents))
         page.chart(_draw_distances(layers, parents))
@@ -41,9 +41,9 @@ def fill(page: Page, changes: Changes) -> None:
         page.add(layers_table(layers, parents), folded=True)
 
 
-def by_layer(changes: Changes) -> list[LayerChange]:
+def combine_by_layer(changes: Changes) -> list[LayerChange]:
     """Return the changes of every layer in which something was merged, in natural order."""
-    names = short_labels(changes.labels)
+    names = shorten_labels(changes.labels)
     groups: dict[str, list[Change]] = {}
     for name, change in changes.tensors.items():
         if change.looked_at:
@@ -87,7 +87,7 @@ def verdict(changes: Changes) -> str:
     counted = f"{len(changes.tensors):,} tensors" + (f", of which {kept}" if kept else "")
     if not merged:
         return f"Nothing was merged: {counted}."
-    whole = put_together("", merged, short_labels(changes.labels))
+    whole = put_together("", merged, shorten_labels(changes.labels))
     said = []
     nearest = min(whole.to_parents, key=lambda label: whole.to_parents[label])
     if whole.to_base is not None:
@@ -134,7 +134,7 @@ def layers_table(layers: Sequence[LayerChange], parents: Sequence[str]) -> Table
     return Table(columns, rows, "Changes by layer; distances in units of the norm before")
 
 
-def short_labels(labels: Sequence[str]) -> list[str]:
+def shorten_labels(labels: Sequence[str]) -> list[str]:
     """Return the last parts of labels that are paths, as long as they are unique."""
     short = [PurePath(label).name or label for label in labels]
     return short if len(set(short)) == len(short) else list(labels)

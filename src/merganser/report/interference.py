@@ -34,7 +34,7 @@ def loudest(found: Survey) -> MatrixInterference | None:
     return max(found.matrices, key=above_chance, default=None)
 
 
-def sampled(found: Survey) -> list[str]:
+def describe_sampled(found: Survey) -> list[str]:
     """Return which layers of each stack were measured, if not all were."""
     return [
         f"{stack}: measured {len(names)} of {total} layers, evenly spread: "
@@ -43,7 +43,7 @@ def sampled(found: Survey) -> list[str]:
     ]
 
 
-def left_out(found: Survey) -> list[str]:
+def describe_left_out(found: Survey) -> list[str]:
     """Return the tensors of each expert that could not be compared."""
     return [
         f"{name}: not compared, since the base has no tensor of that name and shape: {list_some(tensors, 3)}"

@@ -11,7 +11,7 @@ from merganser.errors import CheckpointError
 from merganser.library import Library
 from merganser.library.budgets import predict_budgets, ranks_by_layer
 from merganser.library.manifest import Manifest
-from merganser.library.reporting import LayerReport, TensorReport, by_layer, stored_tensors
+from merganser.library.reporting import LayerReport, TensorReport, describe_stored_tensors, sum_by_layer
 from merganser.report.charts import Dot, Series, dot_plot, line_chart
 from merganser.report.contents import shorten_blocks
 from merganser.report.page import Page
@@ -60,8 +60,8 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
         "base shows the mean over matrices with equal weights instead; for a library, shares of what it stores."
     )
     if library is not None and policy.codes and names:
-        layers = by_layer(each for name in names for each in stored_tensors(library, name))
-        page.add(layer_table(layers))
+        layers = sum_by_layer(each for name in names for each in describe_stored_tensors(library, name))
+        page.add(tabulate_layers(layers))
     findings = library.verify() if check and library is not None else []
     if findings:
         checked = [[finding.part, _SOUND[finding.sound], finding.message] for finding in findings]
@@ -96,13 +96,13 @@ def _add_curves(page: Page, library: Library) -> None:
         page.chart(line_chart(lines, "layer", "rank", include=[0], caption=caption))
 
 
-def layer_table(layers: Iterable[LayerReport]) -> Table:
+def tabulate_layers(layers: Iterable[LayerReport]) -> Table:
     """Return the size and error of every layer, over the experts together."""
     rows = [(each.layer, each, ", ".join(f"{count} {code}" for code, count in each.codes.items())) for each in layers]
     return _tabulate("layer", rows)
 
 
-def tensor_table(tensors: Iterable[TensorReport]) -> Table:
+def tabulate_tensors(tensors: Iterable[TensorReport]) -> Table:
     """Return the size and error of every tensor of every expert."""
     return _tabulate("tensor", [(f"{each.expert}: {each.tensor}", each, each.code) for each in tensors])
 

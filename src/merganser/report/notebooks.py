@@ -77,7 +77,9 @@ def _(shown: Library, page: Page) -> None:
 
 @fill.register
 def _(shown: Survey, page: Page) -> None:
-    page.items([*interference.left_out(shown), *interference.sampled(shown), *(a.text for a in shown.advice)])
+    page.items(
+        [*interference.describe_left_out(shown), *interference.describe_sampled(shown), *(a.text for a in shown.advice)]
+    )
     if shown.matrices and len(shown.experts) > 1:
         page.chart(interference.sti_chart(shown))
         page.chart(interference.cosine_chart(shown))

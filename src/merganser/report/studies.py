@@ -9,7 +9,7 @@ from typing import Any
 from merganser.evolve.costs import StudyCost
 from merganser.evolve.store import Trial
 from merganser.evolve.study import Study
-from merganser.evolve.summary import Summary, Tested, summarize, tested_endpoints
+from merganser.evolve.summary import Summary, Tested, list_tested_endpoints, summarize
 from merganser.report.charts import Dot, Series, dot_plot, line_chart, parallel_coordinates
 from merganser.report.page import Page
 
@@ -101,7 +101,7 @@ def _add_cost(page: Page, cost: StudyCost) -> None:
 
 def _add_winners(page: Page, study: Study, summary: Summary) -> None:
     page.heading("Winners on unseen items")
-    models = [*((_name(winner.trial), winner) for winner in summary.winners), *tested_endpoints(summary)]
+    models = [*((_name(winner.trial), winner) for winner in summary.winners), *list_tested_endpoints(summary)]
     scores = dict.fromkeys(score for winner in summary.winners for score in winner.intervals)
     for score in list(scores)[:MEASURES]:
         known = [(name, own.intervals[score]) for name, own in models if score in own.intervals]

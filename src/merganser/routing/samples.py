@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from merganser.errors import InputError, by_name, did_you_mean
-from merganser.modules.batches import several
+from merganser.errors import InputError, did_you_mean, require_mapping
+from merganser.modules.batches import require_several
 from merganser.modules.inputs import Inputs
 
 #: Batches of one task, as an `AdaptiveModel` takes them, and the classes of their samples.
@@ -32,13 +32,13 @@ def _listed(data: Mapping[str, Iterable[Any]], tasks: Sequence[str]) -> dict[str
     if not data:
         raise InputError("no data: give some batches of every task")
     found = {}
-    by_name("data", data)
+    require_mapping("data", data)
     for task, parts in data.items():
         if task not in tasks:
             raise InputError(f"data of {task!r}, which is not an expert{did_you_mean(task, tasks)}")
         if isinstance(parts, (Tensor, Mapping, Inputs)):
             raise InputError(f"the data of {task!r} are a single batch; give a list of batches")
-        found[task] = list(several(parts, f"the data of {task!r}"))
+        found[task] = list(require_several(parts, f"the data of {task!r}"))
         if not found[task]:
             raise InputError(f"no batch of {task!r}: give at least one")
     return found

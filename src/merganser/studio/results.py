@@ -21,7 +21,7 @@ VECTORS = 64
 def show_study(roots: Roots, path: str) -> dict[str, Any]:
     """Return a study as it stands: trials, the front, winners with intervals, and what is left."""
     from merganser.evolve.study import Study
-    from merganser.evolve.summary import compared, convergence, unseen_intervals
+    from merganser.evolve.summary import convergence, describe_comparison, unseen_intervals
 
     file = roots.find(path)
     study = Study.open(file, readonly=True)
@@ -52,7 +52,9 @@ def show_study(roots: Roots, path: str) -> dict[str, Any]:
                 }
                 for trial in winners
             ],
-            "verdicts": [said for o in design.objectives if valid and (said := compared(study, o, study.best(o.name)))],
+            "verdicts": [
+                said for o in design.objectives if valid and (said := describe_comparison(study, o, study.best(o.name)))
+            ],
             "convergence": convergence(study),
         }
     finally:

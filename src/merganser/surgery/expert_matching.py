@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from merganser.checkpoints.expert_orders import MatchedExperts
-from merganser.checkpoints.layouts import in_layout_of
+from merganser.checkpoints.layouts import convert_layout
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 
@@ -29,4 +29,4 @@ def match_experts(model: Reference, reference: Reference) -> MatchedExperts:
         >>> mg.save(mg.surgery.match_experts("mixtral-b", "mixtral-a"), "out/")  # doctest: +SKIP
     """
     target, source = open_checkpoint(reference), open_checkpoint(model)
-    return MatchedExperts(in_layout_of(target, source), target)
+    return MatchedExperts(convert_layout(target, source), target)

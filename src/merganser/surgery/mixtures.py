@@ -21,8 +21,8 @@ from merganser.engine.merge import Merge
 from merganser.engine.nested import Merged
 from merganser.engine.plan import Model, Output, Plan, Source
 from merganser.errors import InputError
-from merganser.recipes.configs import dtype_edits
 from merganser.recipes.references import locate
+from merganser.recipes.sidecar_plan import dtype_edits
 from merganser.surgery.gates import build_gates
 from merganser.surgery.moe_layouts import MoELayout, choose_layout
 from merganser.surgery.moe_recipes import ExpertEntry, MoERecipe, load_moe

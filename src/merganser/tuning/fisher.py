@@ -15,11 +15,11 @@ from merganser.modules.batches import (
     Batch,
     InputsLike,
     arguments,
-    explained,
-    first_tensor,
-    labelled,
-    several,
-    without_targets,
+    drop_targets,
+    explain_input_errors,
+    find_first_tensor,
+    require_several,
+    require_targets,
 )
 from merganser.modules.functional import Head, Weights, call, evaluation_copy
 from merganser.tuning.statistics import Statistics
@@ -79,9 +79,9 @@ def diagonal_fisher(
     fixed = _freeze(head)
     squares = _Squares(copied, fixed, strategy, chunk)
     samples = 0
-    for batch in several(batches, "batches"):
-        inputs, given = labelled(batch) if labels == "given" else (without_targets(copied, batch), None)
-        with torch.no_grad(), explained(copied, *arguments(inputs)):
+    for batch in require_several(batches, "batches"):
+        inputs, given = require_targets(batch) if labels == "given" else (drop_targets(copied, batch), None)
+        with torch.no_grad(), explain_input_errors(copied, *arguments(inputs)):
             log_p = _log_softmax(fixed(call(copied, point, inputs)))
         if log_p.isnan().any():
             raise InputError("the outputs are not numbers: look for NaN or infinity in the batches")
@@ -176,7 +176,7 @@ def _targets(
 
 
 def _select(inputs: InputsLike, index: int | slice) -> Any:
-    size = first_tensor(inputs).shape[0]
+    size = find_first_tensor(inputs).shape[0]
 
     def pick(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.shape[:1] != (size,):

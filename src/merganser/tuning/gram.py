@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError
-from merganser.modules.batches import Batch, InputsLike, several
+from merganser.modules.batches import Batch, InputsLike, require_several
 from merganser.modules.functional import Weights, evaluation_copy, run
 from merganser.modules.moments import check_finite
 from merganser.tuning.statistics import Statistics
@@ -72,7 +72,7 @@ def linear_grams(
     for name, layer in layers.items():
         layer.register_forward_pre_hook(watch(name))
     with torch.no_grad():
-        for batch in several(batches, "batches"):
+        for batch in require_several(batches, "batches"):
             run(live, batch)
     if not any(rows.values()):
         raise InputError("no batch reached a Linear layer")

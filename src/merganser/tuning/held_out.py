@@ -59,7 +59,7 @@ def require_module(model: object, where: str) -> nn.Module:
     return model
 
 
-def held_out_score(
+def score_held_out(
     models: Models, base: Reference | None, data: Data | None, score: HeldOutScore | None, heads: TaskHeads | None
 ) -> HeldOutScore:
     """Return the caller's score, or the accuracy on labelled data through the first module of base and models."""

@@ -9,7 +9,7 @@ import torch
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError
-from merganser.modules.batches import Batch, without_targets
+from merganser.modules.batches import Batch, drop_targets
 from merganser.modules.functional import call, check_weights, evaluation_copy
 from merganser.tuning.held_out import Data, Models, TaskHeads, label, match_data, match_heads, require_module
 
@@ -48,7 +48,7 @@ def pseudo_label(models: Models, base: Reference, data: Data, *, heads: TaskHead
         check_weights(module, weights, name)
         found[name] = []
         for batch in batches[name]:
-            inputs = without_targets(module, batch)
+            inputs = drop_targets(module, batch)
             output = call(module, weights, inputs)
             found[name].append((inputs, (own[name](output) if own else output).argmax(-1)))
         if not found[name]:

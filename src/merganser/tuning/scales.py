@@ -18,7 +18,7 @@ from merganser.evaluate.search import ALPHAS, ScaleSearch, scale_search
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as method_parameters
 from merganser.recipes.running import merge
-from merganser.tuning.held_out import Data, HeldOutScore, Models, TaskHeads, held_out_score
+from merganser.tuning.held_out import Data, HeldOutScore, Models, TaskHeads, score_held_out
 
 
 def choose_scale(
@@ -76,7 +76,7 @@ def choose_scale(
         raise InputError("a scale applies to a merged task vector; give the base that the models were fine-tuned from")
     if not isinstance(alphas, Sequence | np.ndarray) or not all(isinstance(alpha, Real) for alpha in alphas):
         raise InputError(f"alphas: expected a list of numbers, got {alphas!r}")
-    scored = held_out_score(models, base, data, score, heads)
+    scored = score_held_out(models, base, data, score, heads)
     start = open_checkpoint(base)
     merged = merge(models, method, base, seed=seed, dtype="float32", **parameters)
     found = scale_search(

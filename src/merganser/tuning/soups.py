@@ -13,7 +13,7 @@ from merganser.checkpoints.opening import open as open_checkpoint
 from merganser.errors import InputError
 from merganser.modules.functional import Weights, combine
 from merganser.plain import Result
-from merganser.tuning.held_out import Data, HeldOutScore, Models, TaskHeads, held_out_score, label
+from merganser.tuning.held_out import Data, HeldOutScore, Models, TaskHeads, label, score_held_out
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def greedy_soup(
         >>> weights, report = mg.tuning.greedy_soup(experts, data=data)
         >>> report.chosen
     """
-    scored = held_out_score(models, base, data, score, heads)
+    scored = score_held_out(models, base, data, score, heads)
     states = {key: open_checkpoint(model).state_dict() for key, model in label(models).items()}
     if not states:
         raise InputError("expected at least one model to average")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from merganser.errors import InputError
-from merganser.modules.batches import Batch, InputsLike, labelled, reusable
+from merganser.modules.batches import Batch, InputsLike, require_targets, reusable
 from merganser.modules.functional import Head, Weights, call, evaluation_copy
 from merganser.modules.inputs import map_tensors
 
@@ -44,7 +44,9 @@ class Validation:
         listed = {task: list(reusable(batches, f"data of {task!r}")) for task, batches in self.batches.items()}
         if not listed or not all(listed.values()):
             raise InputError("a score needs at least one labelled batch (inputs, targets) of every task")
-        pairs = {task: [labelled(batch, f"data of {task!r}") for batch in found] for task, found in listed.items()}
+        pairs = {
+            task: [require_targets(batch, f"data of {task!r}") for batch in found] for task, found in listed.items()
+        }
         object.__setattr__(self, "batches", pairs)
         if self.heads is not None and set(self.heads) != set(self.batches):
             raise InputError(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from merganser.analysis.gradients.expansion import curvature_term, joint_path
 from merganser.analysis.gradients.losses import TaskLosses
 from merganser.errors import InputError
-from merganser.modules.batches import first_tensor
+from merganser.modules.batches import find_first_tensor
 from merganser.plain import Result
 
 _ACTIVATIONS: dict[type[nn.Module], tuple[float, float, float]] = {
@@ -137,7 +137,7 @@ def network_constants(losses: TaskLosses, path: Iterable[Tensor]) -> NetworkCons
         values = [state.get(name, fixed[name]).detach().double() for state in states]
         return max(float(torch.linalg.norm(value, order)) for value in values)
 
-    inputs = [first_tensor(batch[0]) for batches in losses.data.values() for batch in batches]
+    inputs = [find_first_tensor(batch[0]) for batches in losses.data.values() for batch in batches]
     has_bias = [name for name, layer in linears if layer.bias is not None]
     constants = [_constants(activation) for activation in activations] or [(1.0, 0.0, 0.0)]
     return NetworkConstants(

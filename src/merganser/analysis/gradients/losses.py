@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import grad, vjp
 
 from merganser.errors import InputError, did_you_mean
-from merganser.modules.batches import Batch, labelled, several
+from merganser.modules.batches import Batch, require_several, require_targets
 from merganser.modules.functional import FlatWeights, LossFunction, call, evaluation_copy, plain_attention
 
 
@@ -98,7 +98,7 @@ class TaskLosses:
 def _batches(task: str, value: Batch | Sequence[Batch]) -> tuple[Batch, ...]:
     single = isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Tensor)
     where = f"data of task {task!r}"
-    batches = [value] if single else list(several(value, where))
+    batches = [value] if single else list(require_several(value, where))
     if not batches:
         raise InputError(f"task {task!r} has no data")
-    return tuple(labelled(batch, where) for batch in batches)
+    return tuple(require_targets(batch, where) for batch in batches)

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from merganser.checkpoints.base import Checkpoint
-from merganser.checkpoints.directory import Directory, check_index, in_folder, weight_files
+from merganser.checkpoints.directory import Directory, check_index, prefix_folder, weight_files
 from merganser.checkpoints.directory import open_file as open_local
 from merganser.checkpoints.kinds import SMALL_SUFFIXES, is_adapter
 from merganser.checkpoints.memory import StateDict
@@ -103,7 +103,7 @@ def _open_modules(place: Path, home: str) -> dict[str, Checkpoint]:
     found: dict[str, Checkpoint] = {}
     for folder, file in module_weights(place).items():
         weights = StateDict(open_local(file), _join(home, f"{folder}/{file.name}"))
-        found |= in_folder(folder, {file.name: weights})
+        found |= prefix_folder(folder, {file.name: weights})
     return found
 
 

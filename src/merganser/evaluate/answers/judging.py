@@ -9,7 +9,7 @@ from merganser.errors import MissingExtraError, require
 from merganser.evaluate.answers.formulas import is_formula
 from merganser.evaluate.answers.marks import find_bold, find_marked, is_denied
 from merganser.evaluate.answers.normalizing import normalize
-from merganser.evaluate.answers.numbers import Reading, as_list, as_tuple, find_quantities, same
+from merganser.evaluate.answers.numbers import Reading, as_list, as_tuple, find_quantities, share_reading
 from merganser.evaluate.answers.words import read_words
 
 _EQUATION = re.compile(r"[^=\n]*=")
@@ -76,7 +76,9 @@ def is_right(reply: str, answer: str) -> bool:
         True
     """
     return (
-        same(_read_answer(reply), _read_answer(answer)) if holds_number(answer) else _is_same_expression(reply, answer)
+        share_reading(_read_answer(reply), _read_answer(answer))
+        if holds_number(answer)
+        else _is_same_expression(reply, answer)
     )
 
 

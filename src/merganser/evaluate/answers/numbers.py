@@ -132,7 +132,7 @@ def _make_list(*members: Reading) -> Reading:
     return ("list", *sorted(numbers)) if len(numbers) == len(members) else ("list", *map(str, members))
 
 
-def same(left: tuple[Reading, ...], right: tuple[Reading, ...]) -> bool:
+def share_reading(left: tuple[Reading, ...], right: tuple[Reading, ...]) -> bool:
     """Return whether two quantities share a reading; repeating decimals may be rounded to two decimals or more."""
     return any(a == b or _is_rounded(a, b) or _is_rounded(b, a) for a in left for b in right)
 

@@ -26,7 +26,7 @@ from merganser.tuning.autopilot.defaults import choose_default
 from merganser.tuning.autopilot.exams import Exam, exam_of_batches, exam_of_score, exam_of_tasks
 from merganser.tuning.autopilot.looking import LEFT_OUT, Remark, look
 from merganser.tuning.autopilot.merges import Merges
-from merganser.tuning.held_out import Data, Models, TaskHeads, held_out_score, label
+from merganser.tuning.held_out import Data, Models, TaskHeads, label, score_held_out
 from merganser.tuning.validation import Validation
 
 
@@ -94,7 +94,7 @@ def auto(
             tasks: Any = data
             return exam_of_tasks(tasks, merges.base, device, seed, known)
         batches: Any = data
-        found = held_out_score(models, base, batches, score, heads)
+        found = score_held_out(models, base, batches, score, heads)
         if isinstance(found, Validation) and score is None:
             return exam_of_batches(found, seed, known)
         if items is None:

@@ -17,7 +17,7 @@ from merganser.library.manifest import FILE, LOCK, SHARED_FILE, Manifest
 from merganser.library.storage import FACTOR_DTYPES
 
 
-def interrupted(directory: Path, wanted: Manifest) -> Manifest | None:
+def find_interrupted_build(directory: Path, wanted: Manifest) -> Manifest | None:
     """Return the manifest of an interrupted build of the same library, if any; refuse anything else in the
     directory.
     """
@@ -41,7 +41,7 @@ def interrupted(directory: Path, wanted: Manifest) -> Manifest | None:
             ("place of the base", wanted.base, found.base),
             ("dtype", wanted.dtype, found.dtype),
             ("rule for ranks", wanted.policy, found.policy),
-            ("experts", sources(wanted), sources(found)),
+            ("experts", list_fingerprints(wanted), list_fingerprints(found)),
         )
         if ours != theirs
     ]
@@ -50,14 +50,14 @@ def interrupted(directory: Path, wanted: Manifest) -> Manifest | None:
     return found
 
 
-def make(directory: Path) -> None:
+def make_directory(directory: Path) -> None:
     try:
         storage.DISK.make_directory(directory / "experts")
     except OSError as error:
         raise InputError(f"{directory}: cannot be created: {error.strerror}") from None
 
 
-def begin(directory: Path, wanted: Manifest, base: Checkpoint) -> Manifest:
+def begin_build(directory: Path, wanted: Manifest, base: Checkpoint) -> Manifest:
     """Write and return the manifest of a new library, after copying the base if requested."""
     if wanted.base_copied:
         # Continues an unfinished copy, keeps a finished one, and refuses anything else.
@@ -70,7 +70,7 @@ def begin(directory: Path, wanted: Manifest, base: Checkpoint) -> Manifest:
     return wanted
 
 
-def sources(manifest: Manifest) -> dict[str, str]:
+def list_fingerprints(manifest: Manifest) -> dict[str, str]:
     done = {name: record.fingerprint for name, record in manifest.experts.items()}
     return done | {name: plan.fingerprint for name, plan in manifest.pending.items()}
 

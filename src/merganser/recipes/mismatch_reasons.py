@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from merganser.recipes import differences
+from merganser.recipes import config_differences
 from merganser.recipes.layers import Stack
 from merganser.recipes.prefixes import WRAPPERS, find_prefix
 from merganser.recipes.sources import SourceTable
@@ -135,8 +135,8 @@ def describe_shapes(
 
 def find_reasons(table: SourceTable, model: int) -> list[str]:
     """Return reasons from the configs why a model does not fit the template."""
-    other = differences.describe_architectures(table, model)
-    return [*([other] if other else []), *differences.describe_sizes(table, model)]
+    other = config_differences.describe_architectures(table, model)
+    return [*([other] if other else []), *config_differences.describe_sizes(table, model)]
 
 
 def _format_layers(numbers: Iterable[int]) -> str:

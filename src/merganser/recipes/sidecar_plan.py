@@ -14,7 +14,7 @@ from merganser.checkpoints.chat_templates import TEMPLATES
 from merganser.checkpoints.gguf_config import gguf_config
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.sidecars import Edit, Null, Sidecars, TokenizerFiles, code_files, freeze_edits
-from merganser.checkpoints.submodules import SEPARATOR, module_weights, weights_stem, written_file
+from merganser.checkpoints.submodules import SEPARATOR, module_weights, name_written_file, weights_stem
 from merganser.checkpoints.ties import untie_config
 from merganser.engine.plan import Output
 from merganser.errors import RecipeError, did_you_mean, reading
@@ -33,7 +33,7 @@ _DEFAULTED = ("bos_token_id", "eos_token_id", "pad_token_id")
 _LANGUAGE = ("text_config", "llm_config", "language_config")
 
 
-def describe(
+def plan_sidecars(
     planner: OutputPlanner, vocabulary: Unified | None, outputs: Sequence[Output]
 ) -> tuple[Sidecars, list[str]]:
     """Return the sidecars of a plan and notes on them."""
@@ -102,7 +102,7 @@ def module_files(
             f"Python code of {label} is copied ({', '.join(code)}): transformers runs it where the output is loaded "
             "with trust_remote_code; review it before you share or load the output"
         )
-    return tuple(written_file(home, folder) for folder in written) if home is not None else (), notes
+    return tuple(name_written_file(home, folder) for folder in written) if home is not None else (), notes
 
 
 def token_edits(table: SourceTable, model: int, file: str = "config.json") -> list[Edit]:

@@ -23,7 +23,7 @@ class Roles:
     notes: tuple[str, ...] = ()
 
 
-def assign(scope: Scope, same: Callable[[Entry, Entry], bool]) -> Roles:
+def assign_roles(scope: Scope, same: Callable[[Entry, Entry], bool]) -> Roles:
     """Assign roles as mergekit does: a base among the models has no task vector, and a method without a base
     averages it with the other models, if it can.
     """
@@ -66,7 +66,7 @@ def assign(scope: Scope, same: Callable[[Entry, Entry], bool]) -> Roles:
         notes.append(f"{again.label} is listed more than once and counts each time")
     method.check_inputs(len(entries), base is not None, f"{where}: method {method.name!r}")
     resolver = Resolver.of(scope, method, entries)
-    for key, labels in resolver.unsaid().items():
+    for key, labels in resolver.find_unset().items():
         used = f"{parameters(method)[key].default:g} is used (mergekit would refuse)"
         notes.append(f"{each.where}: {key} is not given for {', '.join(labels)}; {used}")
     return Roles(method, entries, base, resolver, tuple(notes))
