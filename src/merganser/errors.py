@@ -41,12 +41,18 @@ class MissingExtraError(InputError):
     """An optional dependency is needed and not installed."""
 
 
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that `word` probably misspells, or None."""
+    options = sorted(known)
+    swapped = [option for option in options if sorted(option) == sorted(word)]
+    return next(iter(swapped or difflib.get_close_matches(word, options, n=1, cutoff=0.6)), None)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `"; did you mean 'density'?"` for a near miss, else the known words, else nothing."""
     options = sorted(known)
-    swapped = [option for option in options if sorted(option) == sorted(word)]
-    if near := swapped or difflib.get_close_matches(word, options, n=1, cutoff=0.6):
-        return f"; did you mean {near[0]!r}?"
+    if near := closest(word, options):
+        return f"; did you mean {near!r}?"
     return f"; known: {', '.join(options)}" if 0 < len(options) <= 40 else ""
 
 

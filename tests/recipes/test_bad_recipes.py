@@ -26,7 +26,7 @@ UNREADABLE = {
     "two dialects": (f"method: linear\nmerge_method: linear\n{TWO}", "has method and merge_method"),
 }
 NATIVE = {
-    "no method": (TWO + "\n", "method: expected text, got nothing"),
+    "no method": (TWO + "\n", "method: is missing; `merganser methods` lists the methods"),
     "unknown method": (f"method: tiess\n{TWO}", "unknown method 'tiess'; did you mean 'ties'?"),
     "method of wrong type": (f"method: 3\n{TWO}", "method: expected text, got 3"),
     "unknown key": (f"method: linear\n{TWO}\nparameter: {{}}", "unknown key 'parameter'; did you mean 'parameters'?"),
@@ -43,7 +43,14 @@ NATIVE = {
         "method: linear\nmodels: [./a, 3]",
         "models[1]: expected a path, a mapping with a path, or a recipe, got 3",
     ),
-    "model without path": ("method: linear\nmodels: [{weight: 1}, ./b]", "models[0]: expected either path or recipe"),
+    "model without path": (
+        "method: linear\nmodels: [{weight: 1}, ./b]",
+        "models[0]: expected either path or recipe, got weight",
+    ),
+    "mergekit's key in a native recipe": (
+        "method: linear\nmodels: [{model: ./a}, ./b]",
+        "models[0]: expected either path or recipe, got model (which is mergekit's word",
+    ),
     "path and recipe": (
         "method: linear\nmodels: [{path: a, recipe: {method: linear, models: [b]}}]",
         "models[0]: expected either path or recipe, got both",
@@ -177,7 +184,7 @@ NATIVE = {
     ),
 }
 MERGEKIT = {
-    "no method": ("base_model: a\nmodels: [{model: b}]", "merge_method: expected text, got nothing"),
+    "no method": ("base_model: a\nmodels: [{model: b}]", "merge_method: is missing"),
     "unknown method": (
         "merge_method: dare_tie\nmodels: [{model: a}]",
         "merge_method: unknown method 'dare_tie'; did you mean 'dare_ties'?",
@@ -255,6 +262,23 @@ def test_the_message_says_what_and_where(text, message):
     assert error.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"metod: linear\n{TWO}",
+        "method: linear\nmodles: [./a, ./b]",
+        "merge_metod: linear\nmodels: [{model: ./a}]",
+        "merge_method: linear\nmodels: [{modle: ./a}]",
+    ],
+)
+def test_a_misspelt_key_is_not_also_missing(text):
+    with pytest.raises(RecipeError) as error:
+        recipes.load(text)
+    reported = [line for line in str(error.value).splitlines() if "no such file" not in line and "problems" not in line]
+    assert len(reported) == 1
+    assert "did you mean" in reported[0]
+
+
 def test_all_problems_are_said_at_once_one_a_line():
     text = """
 method: ties
@@ -282,6 +306,10 @@ sed: 1
 
 PLANS = {
     "no base": ("method: ties\nmodels: [a, b]", "a base model is needed"),
+    "labels in place of globs": (
+        "method: ties\nbase: base\nmodels: [a, b]\nparameters: {density: {a: 0.2, b: 0.3}}",
+        "parameters: density: no tensor is called 'a' or 'b'; expected globs over tensor names",
+    ),
     "too few models": ("method: slerp\nmodels: [a]\nparameters: {t: 0.5}", "got 1 model(s)"),
     "too many models": ("method: slerp\nmodels: [a, b, d]\nparameters: {t: 0.5}", "got 3 model(s)"),
     "required parameter": ("method: slerp\nmodels: [a, b]", "method 'slerp' needs the parameter 't'"),

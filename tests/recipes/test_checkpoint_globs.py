@@ -38,6 +38,17 @@ def test_matches_are_in_the_order_of_their_steps(run):
     assert labels(found) == ["run/checkpoint-100", "run/checkpoint-900", "run/checkpoint-1000"]
 
 
+def test_a_resumed_run_continues_the_first(run):
+    (run / "run-resumed").mkdir()
+    for step in STEPS[2:]:
+        (run / "run" / f"checkpoint-{step}").rename(run / "run-resumed" / f"checkpoint-{step}")
+    first, resumed = ([f"{name}/checkpoint-{step}" for step in steps] for name, steps in
+                      (("run", STEPS[:2]), ("run-resumed", STEPS[2:])))  # fmt: skip
+    assert labels(recipe(run, ["run*/checkpoint-*"])) == [*first, *resumed]
+    (run / "run" / "checkpoint-final").mkdir()
+    assert labels(recipe(run, ["run/checkpoint-*"])) == [*first, "run/checkpoint-final"]
+
+
 def test_the_merge_is_that_of_the_list(run):
     globbed = mg.run(recipe(run, ["run/checkpoint-*"], parameters={"last": 2, "schedule": "linear"}), run / "a")
     assert torch.equal(mg.open(globbed)["w"], torch.full((3,), (1000.0 + 20000.0) / 2))

@@ -123,8 +123,15 @@ def test_parameters_may_be_given_by_label() -> None:
 
 
 def test_notes_are_warnings() -> None:
-    with pytest.warns(UserWarning, match="parameters: weight for 'matth' matches no tensor"):
-        mg.merge([state(1.0)], weight={"matth": 2})
+    with pytest.warns(UserWarning, match="parameters: weight for 'matth\\*' matches no tensor"):
+        mg.merge([state(1.0)], weight={"matth*": 2, "*": 1})
+
+
+def test_misspelt_labels_are_an_error() -> None:
+    models = {"code": state(1.0), "math": state(2.0)}
+    message = "weight: expected a value for each of ['code', 'math'], got values for ['cdoe', 'maht']"
+    with pytest.raises(InputError, match=re.escape(message)):
+        mg.merge(models, weight={"cdoe": 0.75, "maht": 0.25})
 
 
 def test_an_override_without_a_base_is_as_it_should_be() -> None:

@@ -25,8 +25,9 @@ def expand(models: list[Any], root: Path | None, where: str) -> list[Any]:
     """Return a list of model entries with every glob replaced by its matches.
 
     A glob is a path with `*`, `?` or `[…]` that does not exist itself. Its matches beside the recipe, or else in the
-    working directory, are in natural order: step 900 comes before step 1000. Each match has the settings of the entry,
-    except for `window`: how many steps to go back from the last checkpoint, by the last number in each name.
+    working directory, are in natural order: step 900 comes before step 1000. If their names differ in more
+    than numbers (`run-resumed/checkpoint-1000` and `run/checkpoint-900`), the last number of each decides. Each match
+    has the settings of the entry, except for `window`: how many steps to go back from the last checkpoint, by the last number in each name.
 
     Raises:
         RecipeError: If nothing matches, a window is given and a name has no number, or a parameter is a list.
@@ -66,12 +67,10 @@ def _refuse_lists(settings: Mapping[str, Any], matches: int, where: str) -> None
 def _apply_window(matches: list[str], window: Any, where: str) -> list[str]:
     if isinstance(window, bool) or not isinstance(window, (int, float)) or not window >= 0:
         raise RecipeError(f"{where}: expected a number of steps, got {window!r}")
-    steps = {}
+    steps = _steps(matches)
     for match in matches:
-        numbers = re.findall(r"\d+", match)
-        if not numbers:
+        if match not in steps:
             raise RecipeError(f"{where}: {match!r} has no step number in its name")
-        steps[match] = int(numbers[-1])
     return [match for match, step in steps.items() if step >= max(steps.values()) - window]
 
 
@@ -81,8 +80,20 @@ def _find_matches(pattern: str, root: Path | None) -> list[str]:
         names = glob.glob(wanted, root_dir=directory)
         kept = [name for name in names if _is_checkpoint(name if directory is None else os.path.join(directory, name))]
         if kept:
-            return sorted(kept, key=natural_order)
+            return _in_order(kept)
     return []
+
+
+def _in_order(matches: list[str]) -> list[str]:
+    ordered = sorted(matches, key=natural_order)
+    alike = len({re.sub(r"\d+", "", match) for match in matches}) == 1
+    steps = _steps(matches)
+    return ordered if alike or len(steps) < len(matches) else sorted(ordered, key=steps.__getitem__)
+
+
+def _steps(matches: list[str]) -> dict[str, int]:
+    """Return the last number in each name that has one."""
+    return {match: int(numbers[-1]) for match in matches if (numbers := re.findall(r"\d+", match))}
 
 
 def _is_checkpoint(path: str) -> bool:

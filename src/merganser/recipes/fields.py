@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from merganser.checkpoints.dtypes import ALIASES, FLOATS
-from merganser.errors import InputError, RecipeError, did_you_mean
+from merganser.errors import InputError, RecipeError, closest, did_you_mean
 from merganser.methods.base import Method
 from merganser.methods.parameters import Parameter
 from merganser.methods.registry import aliases as parameter_aliases
@@ -67,6 +67,12 @@ def expect(value: Any, kind: type, where: str) -> Any:
     elif isinstance(value, kind):
         return value
     raise RecipeError(f"{where}: expected {_KINDS[kind]}, got {kind_of(value)}")
+
+
+def misspelt(data: Mapping[str, Any], known: Iterable[str]) -> set[str]:
+    """Return the known keys that are missing because unknown keys misspell them, so that they need no second report."""
+    known = tuple(known)
+    return {near for key in data if key not in known and (near := closest(str(key), known))} - set(data)
 
 
 def report_unknown_keys(

@@ -18,7 +18,7 @@ from typing import Any
 from merganser.errors import RecipeError, did_you_mean
 from merganser.methods.registry import lookup, mergekit_defaults
 from merganser.recipes import fields
-from merganser.recipes.fields import REPORTED, Declared, expect, kind_of, report_unknown_keys
+from merganser.recipes.fields import REPORTED, Declared, expect, kind_of, misspelt, report_unknown_keys
 from merganser.recipes.mergekit_parameters import (
     KNOWN,
     MORE_PRECISE,
@@ -54,7 +54,9 @@ _ELSEWHERE = {
 def recognises(data: Mapping[str, Any]) -> bool:
     """Return whether a document is in this dialect: by its method, or by keys that only this dialect has."""
     ours = {"base_model", "modules", "dtype", "out_dtype", "tokenizer_source"}
-    return "merge_method" in data or ("method" not in data and bool(ours & set(data)))
+    models = data.get("models")
+    named = isinstance(models, list) and any(isinstance(each, Mapping) and "model" in each for each in models)
+    return "merge_method" in data or ("method" not in data and (named or bool(ours & set(data))))
 
 
 @dataclass
@@ -104,6 +106,8 @@ class _Translator:
         if remark := MORE_PRECISE.get(self.called):
             self.notes.append(f"{self.called}: {remark}")
         document["method"] = self.declared.methods[0].name if self.declared.methods else data.get("merge_method")
+        if "merge_method" in misspelt(data, KEYS):
+            document["method"] = REPORTED
         report_unknown_keys(self._drop_strays(data), KEYS, "", self.problems)
         if data.get("base_model") is not None:
             document["base"] = self._translate_model(data["base_model"], "base", "base_model")
@@ -222,7 +226,8 @@ class _Translator:
                 self.notes.append(f"{place}.parameters.{name} has no effect: it is one value for the whole merge")
                 del parameters[name]
         if "model" not in raw:
-            self.problems.add(place, "names no model")
+            if "model" not in misspelt(raw, keys):
+                self.problems.add(place, "names no model")
             return REPORTED
         model = self._translate_model(raw["model"], where, f"{place}.model")
         self.places[where] = place

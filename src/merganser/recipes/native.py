@@ -32,7 +32,7 @@ from merganser.errors import RecipeError, did_you_mean
 from merganser.methods.registry import lookup
 from merganser.recipes import fields, options
 from merganser.recipes.checkpoint_globs import expand
-from merganser.recipes.fields import REPORTED, Declared, expect, kind_of, report_unknown_keys
+from merganser.recipes.fields import REPORTED, Declared, expect, kind_of, misspelt, report_unknown_keys
 from merganser.recipes.keys import ENTRY, MODULE, OUTPUT, OVERRIDE, RECIPE, SLICE, read_section
 from merganser.recipes.mergekit import Translation
 from merganser.recipes.schema import (
@@ -87,9 +87,13 @@ class _NativeReader:
         own = read_section(RECIPE, data, "", problems, {"output": OUTPUT})
         main = None
         methods = []
-        with problems.collect():
-            main = lookup(expect(data.get("method"), str, "method"))
-            methods.append(main)
+        given = data.get("method")
+        if given is None and "method" not in misspelt(data, RECIPE):
+            problems.add("method", "is missing; `merganser methods` lists the methods")
+        elif given is not None and given is not REPORTED:
+            with problems.collect():
+                main = lookup(expect(given, str, "method"))
+                methods.append(main)
         raw_overrides = self._read_list(data, "overrides")
         for i, raw in enumerate(raw_overrides):
             if isinstance(raw, dict) and raw.get("method") is not None:
@@ -133,7 +137,8 @@ class _NativeReader:
         given = [key for key in ("models", "slices", "modules") if data.get(key) is not None]
         if len(given) != 1:
             got = " and ".join(given) or "none of them"
-            self.problems.add("", f"expected exactly one of models, slices and modules, got {got}")
+            if given or not misspelt(data, RECIPE) & {"models", "slices", "modules"}:
+                self.problems.add("", f"expected exactly one of models, slices and modules, got {got}")
             return ()
         if given != ["modules"]:
             return (self._read_part(data, given[0], "", declared),)
@@ -212,7 +217,7 @@ class _NativeReader:
 
     def _read_mapping(self, raw: Mapping[str, Any], where: str, declared: Declared) -> Entry:
         if ("path" in raw) == ("recipe" in raw):
-            raise RecipeError(f"{where}: expected either path or recipe" + (", got both" if "path" in raw else ""))
+            raise RecipeError(f"{where}: expected either path or recipe, got {_keys_instead(raw)}")
         if "path" in raw:
             entry = self._read_reference(expect(raw["path"], str, f"{where}.path"), where)
         else:
@@ -296,7 +301,8 @@ class _NativeReader:
             expect(raw, dict, where)
             match = fields.read_globs(raw.get("match"), f"{where}.match")
             if not match:
-                raise RecipeError(f"{where}.match: names no tensors; expected globs over tensor names")
+                got = "" if "match" in raw else f", got {_keys_instead(raw)}"
+                raise RecipeError(f"{where}.match: names no tensors; expected globs over tensor names{got}")
             method = raw.get("method")
             own = declared
             if isinstance(method, str):
@@ -311,6 +317,15 @@ class _NativeReader:
                     match, where, method, model, self._read_own_parameters(raw, tuple(OVERRIDE), where, own)
                 )
         return None
+
+
+def _keys_instead(raw: Mapping[str, Any]) -> str:
+    """Return the keys of a mapping that lacks one, or has two that exclude each other, for a message."""
+    if "path" in raw:
+        return "both"
+    if "model" in raw:
+        return "model (which is mergekit's word, for recipes with merge_method)"
+    return ", ".join(map(str, raw)) or "an empty mapping"
 
 
 def _bound(entries: list[Any], where: str) -> list[Any]:

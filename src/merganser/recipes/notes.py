@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from glob import has_magic
 
 from merganser.engine.merge import RuleKey, rule_key
 from merganser.engine.plan import Output
+from merganser.errors import RecipeError
 from merganser.methods.base import Method
 from merganser.recipes.resolve import find_override
 from merganser.recipes.schema import Recipe
@@ -44,11 +46,16 @@ def note_unmatched_patterns(
 ) -> Iterator[str]:
     """Yield notes on patterns that match no tensor, which are probably misspelt.
 
+    Names without a wildcard that are all wrong were meant for something else, such as models: an error.
+
     Args:
         recipe: The recipe.
         present: The tensors of the output, including excluded ones.
         sources: Their names in the models.
         known: All tensors of the models.
+
+    Raises:
+        RecipeError: If a parameter has values by name, and no tensor has one of these names.
     """
     for glob in recipe.output.exclude:
         if not any(matches(glob, name) for name in (*present, *known)):
@@ -61,9 +68,14 @@ def note_unmatched_patterns(
     names = {*present, *sources}
     for where, parameters in _walk_settings(recipe):
         for parameter, setting in parameters.items():
-            for case in setting.cases if isinstance(setting, Choice) else ():
-                if case.pattern != "*" and not any(map(case.matches, names)):
-                    yield f"{where}: {parameter} for {case.pattern!r} matches no tensor"
+            cases = setting.cases if isinstance(setting, Choice) else ()
+            unmatched = [case.pattern for case in cases if case.pattern != "*" and not any(map(case.matches, names))]
+            if len(unmatched) == len(cases) and not any(map(has_magic, unmatched)) and unmatched:
+                raise RecipeError(
+                    f"{where}: {parameter}: no tensor is called {' or '.join(map(repr, unmatched))}; expected globs "
+                    "over tensor names, such as '*.mlp.*' (a value for one model stands beside its path)"
+                )
+            yield from (f"{where}: {parameter} for {pattern!r} matches no tensor" for pattern in unmatched)
 
 
 def _walk_settings(recipe: Recipe) -> Iterator[tuple[str, Mapping[str, Setting]]]:

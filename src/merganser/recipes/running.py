@@ -24,6 +24,7 @@ from merganser.methods.registry import parameters as method_parameters
 from merganser.recipes.loading import load, resolve_document, to_yaml_values
 from merganser.recipes.planning import prepare
 from merganser.recipes.schema import Recipe
+from merganser.recipes.settings import matches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +84,7 @@ def merge(
     check_workers(workers, device)
     labelled = _label_models(models)
     opened = {label: open_labelled(reference, label) for label, reference in labelled.items()}
-    shared, own = _split_parameters(method, to_yaml_values(parameters), list(opened))
+    shared, own = _split_parameters(method, to_yaml_values(parameters), opened)
     entries = [{"path": label, **{name: own[name][i] for name in own}} for i, label in enumerate(opened)]
     for entry, sides in zip(entries, _split_statistics(statistics or {}, list(opened)), strict=True):
         for kind, side in sides.items():
@@ -282,20 +283,26 @@ def _split_statistics(
 
 
 def _split_parameters(
-    method: str, parameters: Mapping[str, Any], labels: Sequence[str]
+    method: str, parameters: Mapping[str, Any], models: Mapping[str, Checkpoint]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the parameters that all models share, and those given as one value per model, in a list or by label."""
+    labels = list(models)
     known = method_parameters(lookup(method)) if parameters else {}  # without any, the recipe reports the method
     own: dict[str, Any] = {}
     for name, value in parameters.items():
         if name not in known or not known[name].per_model:
             continue
-        if isinstance(value, Mapping) and not value.keys().isdisjoint(labels):
+        if isinstance(value, Mapping) and (not value.keys().isdisjoint(labels) or not _match_any(value, models)):
             if value.keys() != set(labels):
-                raise InputError(f"{name}: expected a value for each of {list(labels)}, got values for {list(value)}")
+                raise InputError(f"{name}: expected a value for each of {labels}, got values for {list(value)}")
             value = [value[label] for label in labels]
         if isinstance(value, list):
             if len(value) != len(labels):
                 raise InputError(f"{name}: {len(value)} values for {len(labels)} models")
             own[name] = value
     return {name: value for name, value in parameters.items() if name not in own}, own
+
+
+def _match_any(globs: Iterable[str], models: Mapping[str, Checkpoint]) -> bool:
+    """Return whether any glob matches a tensor of the models."""
+    return any(matches(glob, name) for glob in globs for model in models.values() for name in model)
