@@ -201,3 +201,17 @@ def test_long_empty_replies_are_judged_at_once(noise):
     began = time.process_time()
     assert not is_right(noise * 3000 + "x", "5")
     assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("text", "boxes"),
+    [
+        (r"\boxed{\boxed{5}", ["5"]),
+        (r"\boxed{\frac{1}{2}} } \boxed{7}", ["7", r"\frac{1}{2}"]),
+        (r"\boxed{1 + \boxed{2}}", ["2", r"1 + \boxed{2}"]),
+        (r"} \boxed{6", []),
+        (r"\boxed{" * 100_000 + "8}", ["8"]),
+    ],
+)
+def test_boxes_end_at_their_own_brace(text, boxes):
+    assert find_marked(text) == boxes

@@ -25,9 +25,10 @@ def expand(models: list[Any], root: Path | None, where: str) -> list[Any]:
     """Return a list of model entries with every glob replaced by its matches.
 
     A glob is a path with `*`, `?` or `[…]` that does not exist itself. Its matches beside the recipe, or else in the
-    working directory, are in natural order: step 900 comes before step 1000. If their names differ in more
-    than numbers (`run-resumed/checkpoint-1000` and `run/checkpoint-900`), the last number of each decides. Each match
-    has the settings of the entry, except for `window`: how many steps to go back from the last checkpoint, by the last number in each name.
+    working directory, are in natural order: step 900 comes before step 1000. If their names differ in more than
+    numbers (`run-resumed/checkpoint-1000` and `run/checkpoint-900`), the last number of each decides. Each match has
+    the settings of the entry, except for `window`: how many steps to go back from the last checkpoint, by the last
+    number in each name.
 
     Raises:
         RecipeError: If nothing matches, a window is given and a name has no number, or a parameter is a list.

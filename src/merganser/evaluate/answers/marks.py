@@ -95,17 +95,25 @@ def find_bold(text: str) -> list[str]:
 
 def _find_boxed(text: str) -> list[str]:
     found = []
+    ends = _find_closing_braces(text)
     for match in _BOX.finditer(text):
         if match[1] is None:
             found.append(text[match.end() :].split("$")[0].strip())
-            continue
-        depth = 1
-        for place in range(match.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[place], 0)
-            if depth == 0:
-                found.append(text[match.end() : place].strip())
-                break
+        elif match.start(1) in ends:
+            found.append(text[match.end() : ends[match.start(1)]].strip())
     return [each for each in found if each]
+
+
+def _find_closing_braces(text: str) -> dict[int, int]:
+    """Return the place of every opening brace that is closed -> the place where it is."""
+    ends = {}
+    unclosed: list[int] = []
+    for match in re.finditer("[{}]", text):
+        if match[0] == "{":
+            unclosed.append(match.start())
+        elif unclosed:
+            ends[unclosed.pop()] = match.start()
+    return ends
 
 
 def _cut_sentence(line: str) -> str:
