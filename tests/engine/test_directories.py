@@ -2,7 +2,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+import merganser as mg
 from merganser.engine.publishing import check_out, publish
 from merganser.errors import InputError, MerganserError
 
@@ -50,3 +52,13 @@ def test_places_that_cannot_be_written_are_refused_first(tmp_path: Path, monkeyp
             check_out(out, overwrite=True)
     with pytest.raises(InputError, match="not a name"):
         check_out(Path(".."), overwrite=True)
+
+
+def test_names_leave_room_for_those_of_the_files_beside_them(tmp_path: Path) -> None:
+    weights = {"w": torch.ones(2)}
+    longest = os.pathconf(tmp_path, "PC_NAME_MAX") - 32
+    for name in ("x" * longest, "x" * (longest - 12) + ".safetensors"):
+        assert torch.equal(mg.open(mg.save(weights, tmp_path / name))["w"], weights["w"])
+    for name in ("x" * 300, "ü" * 120):
+        with pytest.raises(InputError, match=f"bytes; at most {longest} fit here"):
+            mg.save(weights, tmp_path / name)

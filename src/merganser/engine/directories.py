@@ -9,6 +9,9 @@ from pathlib import Path
 from merganser.checkpoints.references import exists, parts
 from merganser.errors import InputError
 
+#: Bytes that the names of files beside an output may be longer: unfinished output, locks, the lock file of a single file.
+_ADDED = 32
+
 
 def paths_in(reference: object) -> Iterator[Path]:
     """Yield the existing files and directories that a reference such as `base+adapter` names."""
@@ -47,6 +50,11 @@ def check_writable(out: Path, directory: Path) -> Path:
         raise InputError(f"{out} cannot be created: {place} is not a directory")
     if not os.access(place, os.W_OK | os.X_OK):
         raise InputError(f"{out} cannot be created: {place} is not writable")
+    length = os.pathconf(place, "PC_NAME_MAX") - _ADDED
+    if len(os.fsencode(out.name)) > length:
+        raise InputError(
+            f"{out.name[:40]}…: the name has {len(os.fsencode(out.name))} bytes; at most {length} fit here"
+        )
     return place
 
 
