@@ -211,6 +211,28 @@ def test_tokens_that_the_donor_lacks_do_not_fall_back_to_the_architecture(llama,
     assert not {*absent} & {*json.loads((out / "generation_config.json").read_text())}
 
 
+def test_the_language_model_inside_another_gets_the_ids_too(llama, tmp_path):
+    model, donor = llama("model", "metaspace", 420), llama("donor", "byte_level", 400)
+    inner = {"model_type": "llama", "vocab_size": 420, "eos_token_id": 7, "unk_token_id": 3, "hidden_size": 8}
+    outer = {"model_type": "llava", "text_config": inner, "vision_config": {"eos_token_id": 49407}}
+    (model / "config.json").write_text(json.dumps(outer))
+    out = mg.save(mg.surgery.transplant(model, donor), tmp_path / "out")
+    written = json.loads((out / "config.json").read_text())
+    own = json.loads((donor / "config.json").read_text())
+    rows = mg.open(donor).spec(EMBEDDING).shape[0]
+    expected = {"vocab_size": rows, "eos_token_id": own["eos_token_id"], "bos_token_id": own["bos_token_id"]}
+    assert {key: written["text_config"].get(key) for key in expected} == expected
+    assert "unk_token_id" not in written["text_config"]
+    assert written["vision_config"] == outer["vision_config"]
+    # and back, from the section to the top
+    (donor / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    section = {"model_type": "llava", "text_config": own}
+    (donor / "config.json").write_text(json.dumps(section))
+    (model / "config.json").write_text(json.dumps(inner))
+    back = mg.save(mg.surgery.transplant(model, donor), tmp_path / "back")
+    assert json.loads((back / "config.json").read_text())["eos_token_id"] == own["eos_token_id"]
+
+
 def test_there_and_back_is_the_model_itself(llama, tmp_path):
     """Tokens that both have keep their rows, also by way of a third vocabulary."""
     model, donor = llama("model", "metaspace", 420), llama("donor", "byte_level", 400, seed=3)

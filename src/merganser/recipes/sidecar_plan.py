@@ -5,7 +5,7 @@ from __future__ import annotations
 import os.path
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,17 +109,32 @@ def token_edits(table: SourceTable, model: int, file: str = "config.json") -> li
     """Return edits that set special tokens (`eos_token_id` …) in a config to the ids of another model's vocabulary.
 
     The ids come from that model's config, or from its tokenizer. A token that neither has is removed, or null in
-    config.json if it begins, ends or pads texts: without the key, transformers takes the architecture's default.
+    config.json if it begins, ends or pads texts: without the key, transformers takes the architecture's default. The
+    section of a language model inside another (`text_config`) gets them too.
     """
     home, theirs = table.checkpoints[0].directory, table.tokenizer(model).directory
     tokens = table.tokens(model)
     roles = {f"{role}_token_id": tokens.ids.get(token) for role, token in tokens.roles.items()} if tokens else {}
-    given = {**roles, **table.config(model), **(read_config(theirs, file) if file != "config.json" else {})}
+    donor = dict(_language_sections(table.config(model)))
+    said = {key: value for section in donor.values() for key, value in section.items()} | table.config(model)
+    given = {**roles, **said, **(read_config(theirs, file) if file != "config.json" else {})}
     mine = table.config(0) if file == "config.json" else read_config(home, file)
     absent = dict.fromkeys(_DEFAULTED, Null.NULL) if file == "config.json" else {}
     implied = absent if "model_type" in mine and not any(section in mine for section in _LANGUAGE) else {}
-    keys = [key for key in {**mine, **table.config(model), **implied} if key.endswith("_token_id")]
-    return [([key], absent.get(key) if given.get(key) is None else given[key]) for key in keys]
+    keys: list[tuple[tuple[str, ...], str]] = [((), key) for key in {**mine, **table.config(model), **implied}]
+    for path, section in _language_sections(mine):
+        known = [key for key in _DEFAULTED if given.get(key) is not None]
+        keys += [(path, key) for key in {**section, **dict.fromkeys(known)}]
+    return [
+        ([*path, key], absent.get(key) if given.get(key) is None else given[key])
+        for path, key in keys
+        if key.endswith("_token_id")
+    ]
+
+
+def _language_sections(config: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    """Yield the sections of language models inside another model."""
+    yield from ((path, section) for path, section in walk_sections(config) if path and path[-1] in _LANGUAGE)
 
 
 def dtype_edits(config: Mapping[str, Any], dtype: str | None) -> list[Edit]:
