@@ -1,19 +1,20 @@
 """Input-adaptive merging of text experts of MiniLM: accuracy, multiply-adds and bytes, all contenders asked alike.
 
-    python -m benchmarks.adaptive [--cache ZOO] [--sets 8 distinct 20] [--quick] [--json FILE]
+    python -m benchmarks.adaptive [--cache ZOO] [--sets 8 distinct 14 20] [--quick] [--json FILE]
 
 The experts are those of `benchmarks.zoo.text`, trained if they are missing. Sentences come without their task. Every
 contender (`benchmarks.adaptive_contenders`) has three settings and the same ways to compare heads; both are chosen on
-the same validation sentences by the share of right labels. Routers and gates that are trained see the same other
+the same validation sentences by the share of right labels. Routers and gates that are fitted see the same other
 validation sentences. Scores are of at least 2,000 test sentences that no choice has seen. One more row tells the limit:
-a router trained on 1,000 labelled sentences of every task. What FILE holds of the same experts stays and is not
-measured again.
+a router fitted to ten times as many sentences of known task. All numbers of sentences are shared among the tasks, so
+that more tasks take no more time. What FILE holds of the same experts stays and is not measured again.
 
 Stored in `results`, by set of tasks: `tasks`, `sentences` (test sentences of each), `experts` (bits of the fine-tuned
 experts' right answers, see `benchmarks.answers`), and `rows` by contender:
 
 - `setting` and `rule` that were chosen, and `tuning`: the share of right labels by setting and rule;
 - `limit`: whether it knows what the others do not;
+- `question`: by task, the share of sentences answered with a class of the right label space;
 - `label`, `pair`, `told`: bits of the right answers by task. A label is right in its label space (the four polarity
   tasks share one), a pair if the task is right as well; told is the answer of the true task's head, for what ran;
 - `task`: how often the true task has the largest weight; `set_size`: experts merged for a sentence;
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,15 +36,15 @@ import torch
 from benchmarks import answers
 from benchmarks.adaptive_contenders import CONTENDERS, Contender, Model, Pass, marks, run
 from benchmarks.adaptive_costs import forwards, numbers
-from benchmarks.adaptive_setting import Setting, Sizes, prepare
+from benchmarks.adaptive_setting import Setting, Sizes, prepare, same_question
 from benchmarks.records import record
 from benchmarks.zoo.cards import add_locations
 from benchmarks.zoo.text_tasks import TASK_SETS
+from merganser.routing import Prediction
 
 #: Tasks that differ: one of the polarity tasks' film reviews, no SUBJ, one of the two intent tasks.
 DISTINCT = ("mr", "trec", "cr", "mpqa", "clinc150")
 SETS: Mapping[str, tuple[str, ...]] = {"distinct": DISTINCT, **{str(n): names for n, names in TASK_SETS.items()}}
-SENTENCES = 2080
 
 
 def tune(contender: Contender, setting: Setting) -> tuple[Model, str, str, dict[str, dict[str, float]]]:
@@ -54,7 +55,7 @@ def tune(contender: Contender, setting: Setting) -> tuple[Model, str, str, dict[
         models[name] = build(setting)
         found: dict[str, list[float]] = {}
         for task, parts in setting.data.tuning.items():
-            for rule, predictions in run(models[name], parts, task).answers.items():
+            for rule, predictions in run(setting, models[name], parts, task).answers.items():
                 found.setdefault(rule, []).append(float(marks(predictions, parts, task, "label").float().mean()))
         shares[name] = {rule: sum(each) / len(each) for rule, each in found.items()}
     ranked = {(name, rule): share for name, rules in shares.items() for rule, share in rules.items()}
@@ -65,11 +66,12 @@ def tune(contender: Contender, setting: Setting) -> tuple[Model, str, str, dict[
 def measure(contender: Contender, setting: Setting) -> dict[str, Any]:
     """The row of a contender on the test sentences."""
     model, name, rule, shares = tune(contender, setting)
-    passes = {task: run(model, parts, task) for task, parts in setting.data.test.items()}
+    passes = {task: run(setting, model, parts, task) for task, parts in setting.data.test.items()}
     row: dict[str, Any] = {"setting": name, "rule": rule, "tuning": shares, "limit": contender.limit}
     for kind in ("label", "pair"):
         row[kind] = _packed(setting, {task: each.answers[rule] for task, each in passes.items()}, kind)
     row["told"] = _packed(setting, {task: each.told for task, each in passes.items()}, "pair")
+    row["question"] = {task: _asked(each.answers[rule], task) for task, each in passes.items()}
     row |= _routing(passes) | {"forwards": forwards(model, setting), "numbers": numbers(model, setting)}
     return row
 
@@ -79,6 +81,11 @@ def _packed(setting: Setting, predictions: Mapping[str, Any], kind: Any) -> dict
         task: answers.pack(marks(found, setting.data.test[task], task, kind).numpy())
         for task, found in predictions.items()
     }
+
+
+def _asked(predictions: Sequence[Prediction], task: str) -> float:
+    found = [same_question(own, task) for prediction in predictions for own in prediction.tasks]
+    return sum(found) / len(found)
 
 
 def _routing(passes: Mapping[str, Pass]) -> dict[str, float]:
@@ -95,15 +102,14 @@ def _routing(passes: Mapping[str, Pass]) -> dict[str, float]:
     return {"task": right / total, "set_size": size / total}
 
 
-def evaluate(setting: Setting, contenders: Sequence[Contender], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """All rows of one set of tasks; those that were stored of the same experts and sentences are kept."""
+def evaluate(setting: Setting, contenders: Sequence[Contender], stored: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what is known of a set of tasks after every row. Stored rows of the same experts and sentences are kept."""
     counts = {task: sum(len(labels) for _, labels in parts) for task, parts in setting.data.test.items()}
     experts = {task: answers.pack(bits.numpy()) for task, bits in setting.experts.items()}
-    found: dict[str, Any] = {"tasks": list(counts), "sentences": counts, "experts": experts, "rows": {}}
     own = answers.read({"0": experts}, counts)
-    known = stored["rows"] if stored.get("experts") == experts else {}
+    rows = dict(stored["rows"]) if stored.get("experts") == experts else {}
     for contender in contenders:
-        row = found["rows"][contender.name] = known.get(contender.name) or measure(contender, setting)
+        row = rows[contender.name] = rows.get(contender.name) or measure(contender, setting)
         shown = {
             kind: answers.difference(answers.read({"0": row[kind]}, counts), None, own)
             for kind in ("label", "pair", "told")
@@ -112,7 +118,8 @@ def evaluate(setting: Setting, contenders: Sequence[Contender], stored: Mapping[
         print(
             f"{contender.name:<28} {row['setting']}, {row['rule']}: {text}, {row['forwards']:.2f} forwards", flush=True
         )
-    return found
+        known = {each.name: rows[each.name] for each in contenders if each.name in rows}
+        yield {"tasks": list(counts), "sentences": counts, "experts": experts, "rows": known}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -129,11 +136,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results = json.loads(options.json.read_text())["results"]
     for name in ["distinct"] if options.quick else options.sets:
         tasks = SETS[name]
-        sizes = Sizes(16, 8, 16, 16) if options.quick else Sizes(-(-SENTENCES // len(tasks)))
+        sizes = Sizes(16, 8, 16, 16) if options.quick else Sizes.of(len(tasks))
         setting = prepare(options.cache, options.data, tasks, sizes)
         chosen = [each for each in CONTENDERS if not options.quick or each.name in ("MASS", "TSV-M")]
-        results["sets"][name] = {"sizes": asdict(sizes), **evaluate(setting, chosen, results["sets"].get(name, {}))}
-        record(options.json, results, seeds=[0], added=True)
+        for found in evaluate(setting, chosen, results["sets"].get(name, {})):
+            results["sets"][name] = {"sizes": asdict(sizes), **found}
+            record(options.json, results, seeds=[0], added=True)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,20 @@
 """Input-adaptive models and static merges, asked in one way: the same choice of settings and heads for all of them.
 
 A contender has three settings. A pass of one gives the features of every sentence and, if the model chooses among
-tasks, weights of them; then heads are compared in every way of `RULES` that applies.
+tasks, weights of them; then heads are compared in every way of `RULES` that applies. Passes that variants of MASS have
+in common run once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.adaptive_scores import same_label
-from benchmarks.adaptive_setting import Labelled, Setting
+from benchmarks.adaptive_setting import Labelled, Setting, same_question
 from merganser.modules.activations import capture
 from merganser.modules.inputs import Inputs
 from merganser.routing import AdaptiveModel, Prediction
@@ -23,10 +22,10 @@ from merganser.routing.baselines import Baseline, Smile, Static, TwinMerging, We
 from merganser.routing.choices import Routing
 from merganser.routing.composition import applied
 from merganser.routing.layers import leading_layers
-from merganser.routing.routers import MlpRouter, ProjectionRouter
+from merganser.routing.routers import DiscriminantRouter, ProjectionRouter, Router, RoutingSource
 
 #: The head of the task with the largest weight, or the best (task, class) of all heads (for MASS: those of the set) by
-#: logit, by log-probability within the head, or by that with the log-weight of the task added.
+#: logit, by log-probability within the head, or by the posterior of the answer (see `Heads.predict`).
 Rule = Literal["vote", "logit", "probability", "posterior"]
 RULES: tuple[Rule, ...] = ("vote", "logit", "probability", "posterior")
 Model = AdaptiveModel | Baseline
@@ -42,28 +41,45 @@ class Contender:
     limit: bool = False
 
 
-def mass(source: Literal["fixed", "base"], **settings: Any) -> Callable[[Setting], Model]:
-    def build(setting: Setting) -> Model:
-        layers = leading_layers(setting.library, setting.encoder, 1.0)
-        router = ProjectionRouter.of(setting.library, layers, source, "zscore")
-        model = setting.model(router=router, **settings)
+def mass(name: str, router: Callable[[Setting], Router]) -> dict[str, Callable[[Setting], Model]]:
+    """MASS with a router, which is built once for all three settings."""
+
+    def build(setting: Setting) -> AdaptiveModel:
+        model = setting.model(router=router(setting))
         model.prepare()
         return model
+
+    def tuned(**settings: Any) -> Callable[[Setting], Model]:
+        return lambda setting: setting.once(name, lambda: build(setting)).with_settings(**settings)
+
+    return {
+        "K = 1": tuned(top=1),
+        "K = 2, η = 0.2": tuned(top=2, threshold=0.2),
+        "K = 2, η = 0.3": tuned(top=2, threshold=0.3),
+    }
+
+
+def projection(source: RoutingSource) -> Callable[[Setting], Router]:
+    return lambda setting: ProjectionRouter.of(setting.library, routing_layers(setting), source, "zscore")
+
+
+def discriminant(part: Literal["support", "training"]) -> Callable[[Setting], Router]:
+    """A router fitted to the base's inputs of one layer, for sentences of every task."""
+
+    def build(setting: Setting) -> Router:
+        layer = last_block(setting)
+        return DiscriminantRouter.fit(layer, read_inputs(setting.encoder, layer, getattr(setting.data, part)), "base")
 
     return build
 
 
-def trained(**settings: Any) -> Callable[[Setting], Model]:
-    """MASS with a router that saw labelled training sentences of every task: about what any router could find."""
+def routing_layers(setting: Setting) -> list[str]:
+    return leading_layers(setting.library, setting.encoder, 1.0)
 
-    def build(setting: Setting) -> Model:
-        layer = leading_layers(setting.library, setting.encoder, 1.0)[-6]
-        router = MlpRouter.fit(layer, read_inputs(setting.encoder, layer, setting.data.training), "base")
-        model = setting.model(router=router, **settings)
-        model.prepare()
-        return model
 
-    return build
+def last_block(setting: Setting) -> str:
+    """Return the first matrix of the last block, of six."""
+    return routing_layers(setting)[-6]
 
 
 def read_inputs(module: nn.Module, layer: str, sentences: Mapping[str, list[Inputs]]) -> dict[str, Tensor]:
@@ -74,14 +90,14 @@ def read_inputs(module: nn.Module, layer: str, sentences: Mapping[str, list[Inpu
 
 
 def twin(scale: float) -> Callable[[Setting], Model]:
-    """The router reads the first matrix of the last block, of the shared expert."""
+    """The router is fitted as that of MASS, but reads the shared expert."""
 
     def build(setting: Setting) -> Model:
         shared = setting.baseline(Static, method="task_arithmetic", scale=scale)
-        layer = leading_layers(setting.library, setting.encoder, 1.0)[-6]
+        layer = last_block(setting)
         with applied(shared.module, shared.composition):
             support = read_inputs(shared.module, layer, setting.data.support)
-        return setting.baseline(TwinMerging, router=MlpRouter.fit(layer, support), scale=scale)
+        return setting.baseline(TwinMerging, router=DiscriminantRouter.fit(layer, support), scale=scale)
 
     return build
 
@@ -98,23 +114,19 @@ def static(method: Literal["tsv", "task_arithmetic"], scale: float) -> Callable[
     return lambda setting: setting.baseline(Static, method=method, scale=scale)
 
 
-def routed(build: Callable[..., Callable[[Setting], Model]]) -> dict[str, Callable[[Setting], Model]]:
-    return {
-        "K = 1": build(top=1),
-        "K = 2, η = 0.2": build(top=2, threshold=0.2),
-        "K = 2, η = 0.3": build(top=2, threshold=0.3),
-    }
-
-
+FIXED, BASE, FITTED = "MASS", "MASS, routed from the base", "MASS, fitted router"
+LIMIT = "MASS, router fitted to ten times as many"
 CONTENDERS = (
-    Contender("MASS", routed(partial(mass, "fixed"))),
-    Contender("MASS, routed from the base", routed(partial(mass, "base"))),
-    Contender("MASS, router trained on labels", routed(trained), limit=True),
+    Contender(FIXED, mass(FIXED, projection("fixed"))),
+    Contender(BASE, mass(BASE, projection("base"))),
+    Contender(FITTED, mass(FITTED, discriminant("support"))),
+    Contender(LIMIT, mass(LIMIT, discriminant("training")), limit=True),
     Contender("SMILE", {f"top {t}, gates of rank {r}": smile(t, r) for t, r in ((1, 16), (1, 4), (2, 16))}),
+    Contender("Arrow", {f"top {t}": smile(t, 1) for t in (1, 2, 4)}),
     Contender("Twin-Merging", {f"λ = {scale}": twin(scale) for scale in (0.2, 0.3, 0.45)}),
-    Contender("WeMoE", {f"{n} steps, rate {r:g}": wemoe(n, r) for n, r in ((10, 1e-2), (20, 1e-2), (20, 1e-3))}),
     Contender("TSV-M", {f"α = {scale}": static("tsv", scale) for scale in (1.0, 1.4, 2.0)}),
     Contender("task arithmetic", {f"α = {scale}": static("task_arithmetic", scale) for scale in (0.2, 0.3, 0.45)}),
+    Contender("WeMoE", {f"{n} steps, rate {r:g}": wemoe(n, r) for n, r in ((10, 1e-2), (20, 1e-2), (20, 1e-3))}),
 )
 
 
@@ -126,13 +138,12 @@ class Pass:
     told: list[Prediction]
 
 
-def run(model: Model, parts: Labelled, task: str) -> Pass:
+def run(setting: Setting, model: Model, parts: Labelled, task: str) -> Pass:
     """Answer labelled batches in every way that applies."""
     found: dict[str, list[Prediction]] = {}
     told = []
     for x, _ in parts:
-        output, routing = _output(model, x)
-        read = model.features(output, x)
+        read, routing = _features(setting, model, x)
         assert model.heads is not None
         for rule, chosen in _choices(routing, _anything(model, x)).items():
             found.setdefault(rule, []).append(model.heads.predict(read, chosen, "logit" if rule == "vote" else rule))
@@ -140,16 +151,33 @@ def run(model: Model, parts: Labelled, task: str) -> Pass:
     return Pass(found, told)
 
 
-def _output(model: Model, x: Inputs) -> tuple[Any, Routing | None]:
+def _features(setting: Setting, model: Model, x: Inputs) -> tuple[Tensor, Routing | None]:
+    """What the heads read, and how the model weighed the tasks, if it did."""
     if isinstance(model, AdaptiveModel):
-        prediction = model(x)
-        return prediction.output, prediction.routing
+        return _adaptive_features(setting, model, x)
     output, votes = model.run(x)
+    read = model.features(output, x)
     if votes is None:
-        return output, None
+        return read, None
     tasks = model.library.experts
     sets = (frozenset(tasks),) * x.size
-    return output, Routing(tasks, votes.detach().cpu(), sets, torch.zeros(x.size, dtype=torch.bool))
+    return read, Routing(tasks, votes.detach().cpu(), sets, torch.zeros(x.size, dtype=torch.bool))
+
+
+def _adaptive_features(setting: Setting, model: AdaptiveModel, x: Inputs) -> tuple[Tensor, Routing]:
+    """The same for MASS: one first pass per source, and one second pass per set, for all its variants."""
+    source = model.router.source
+    layers = routing_layers(setting)
+    inputs = setting.once(("first pass", source, id(x)), lambda: model.first_pass(x, layers).inputs)
+    routing = model.decide(model.router.weights(inputs), x.size)
+    known: dict[tuple[int, frozenset[str]], Tensor] = setting.once(("second pass", id(x)), dict)
+    if missing := [place for place in enumerate(routing.sets) if place not in known]:
+        rows = torch.tensor([row for row, _ in missing])
+        part, sets = x.select(rows), tuple(chosen for _, chosen in missing)
+        routed = Routing(routing.tasks, routing.weights[rows], sets, routing.fallback[rows])
+        read = model.features(model(part, routing=routed).output, part)
+        known.update(zip(missing, read, strict=True))
+    return torch.stack([known[place] for place in enumerate(routing.sets)]), routing
 
 
 def _anything(model: Model, x: Inputs) -> Routing:
@@ -173,5 +201,5 @@ def marks(predictions: list[Prediction], parts: Labelled, task: str, rule: Liter
     found = []
     for prediction, (_, labels) in zip(predictions, parts, strict=True):
         for own, label, true in zip(prediction.tasks, prediction.classes.tolist(), labels.tolist(), strict=True):
-            found.append((own, label) == (task, true) if rule == "pair" else same_label(own, label, task, true))
+            found.append(label == true and (own == task if rule == "pair" else same_question(own, task)))
     return torch.tensor(found)

@@ -11,8 +11,9 @@ from benchmarks.adaptive_contenders import Model
 from benchmarks.adaptive_setting import Setting
 from merganser.modules.inputs import Inputs
 from merganser.routing import AdaptiveModel
-from merganser.routing.baselines import TwinMerging
+from merganser.routing.baselines import Smile
 from merganser.routing.baselines.gated import GatedBaseline
+from merganser.routing.routers import DiscriminantRouter
 
 #: Single sentences in the stream whose costs are counted.
 STREAM = 64
@@ -63,19 +64,21 @@ def forwards(model: Model, setting: Setting) -> float:
 def numbers(model: Model, setting: Setting) -> float:
     """Numbers stored beside the base, over those of the trained tensors; heads, which all need, are left out.
 
-    The library's factors and vectors for MASS and SMILE; of WeMoE those of the gated layers, the other trained tensors
-    merged, and the gates; of Twin-Merging the shared expert, the residuals' factors and the router; of a static merge
-    its trained tensors.
+    The library's factors and vectors for MASS, SMILE and Arrow; of WeMoE those of the gated layers, the other trained
+    tensors merged, and the gates; of Twin-Merging the shared expert and the residuals' factors; fitted routers; of a
+    static merge its trained tensors. The fixed merge that MASS reads is computed from the factors and not stored.
     """
     size = stored(setting.library)
-    whole = sum(size.experts.values())
-    if not isinstance(model, AdaptiveModel) and isinstance(model, GatedBaseline):
+    router = getattr(model, "router", None)
+    fitted = router.weight.numel() + router.bias.numel() if isinstance(router, DiscriminantRouter) else 0
+    if isinstance(model, AdaptiveModel | Smile):
+        whole = sum(size.experts.values())
+    elif isinstance(model, GatedBaseline):
         stacks = sum(
             each.numel() for s in model.stacks.values() for each in (s.left, s.right, s.bias) if each is not None
         )
-        rest = sum(tensor.numel() for tensor in model.rest.whole.values())
-        trained = sum(p.numel() for name, p in model.named_parameters() if name.startswith(("gating.", "router.")))
-        whole = stacks + rest + trained if trained or isinstance(model, TwinMerging) else whole
-    elif not isinstance(model, AdaptiveModel):
+        gates = sum(p.numel() for name, p in model.named_parameters() if name.startswith("gating."))
+        whole = stacks + sum(tensor.numel() for tensor in model.rest.whole.values()) + gates
+    else:
         whole = size.trained
-    return whole / size.trained
+    return (whole + fitted) / size.trained

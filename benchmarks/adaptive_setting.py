@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,10 +18,15 @@ from merganser.modules.activations import pool
 from merganser.modules.inputs import Inputs
 from merganser.routing import AdaptiveModel
 from merganser.routing.baselines import Baseline
+from merganser.routing.heads import Head
 
+#: Tasks that ask the same question, and its answers.
+POLARITY = frozenset({"mr", "sst2", "cr", "mpqa"})
+ANSWERS = ("negative", "positive")
 #: Enough for every set that comes up: what is measured is the method, not how a small cache thrashes.
 CACHE = 2 << 30
 B = TypeVar("B", bound=Baseline)
+T = TypeVar("T")
 Labelled = list[tuple[Inputs, Tensor]]
 
 
@@ -41,28 +46,50 @@ class Sizes:
     """Sentences of each task."""
 
     test: int
-    tuning: int = 40
-    support: int = 100
-    training: int = 1000
+    tuning: int
+    support: int
+    training: int
+
+    @classmethod
+    def of(cls, tasks: int) -> Sizes:
+        """Share the same number of sentences among any number of tasks."""
+        return cls(*(-(-whole // tasks) for whole in (2080, 320, 800, 8000)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Setting:
     """The library with its heads, the trained layers of the base, the sentences, and which of the test sentences the
-    fine-tuned experts answer right."""
+    fine-tuned experts answer right. `known` keeps what several contenders compute alike."""
 
     library: Library
     heads: Mapping[str, Mapping[str, Tensor]]
     encoder: nn.Module
     data: Data
     experts: Mapping[str, Tensor]
+    known: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Compute something the first time that it is asked for."""
+        if key not in self.known:
+            self.known[key] = compute()
+        found: T = self.known[key]
+        return found
+
+    def named_heads(self) -> dict[str, Any]:
+        """Return the heads; those of the polarity tasks with the names of their classes."""
+        return {task: Head(head, ANSWERS) if task in POLARITY else head for task, head in self.heads.items()}
 
     def model(self, **options: Any) -> AdaptiveModel:
         options = {"cache_bytes": CACHE} | options
-        return AdaptiveModel(self.encoder, self.library, self.heads, features=features, **options)
+        return AdaptiveModel(self.encoder, self.library, self.named_heads(), features=features, **options)
 
     def baseline(self, kind: type[B], **options: Any) -> B:
-        return kind(self.encoder, self.library, self.heads, features=features, **options)
+        return kind(self.encoder, self.library, self.named_heads(), features=features, **options)
+
+
+def same_question(task: str, other: str) -> bool:
+    """Return whether answers to one task count for the other: polarity tasks have the same two classes."""
+    return task == other or (task in POLARITY and other in POLARITY)
 
 
 def features(output: Any, inputs: Inputs) -> Tensor:

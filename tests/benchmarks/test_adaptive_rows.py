@@ -7,8 +7,7 @@ from benchmarks import answers
 from benchmarks.adaptive import CONTENDERS, evaluate, tune
 from benchmarks.adaptive_contenders import marks, run
 from benchmarks.adaptive_costs import numbers, single_sentences
-from benchmarks.adaptive_scores import same_label
-from benchmarks.adaptive_setting import Data, Setting
+from benchmarks.adaptive_setting import Data, Setting, Sizes, same_question
 from benchmarks.reporting.sections import adaptive as section
 from merganser.library import Library
 from merganser.modules.inputs import Inputs
@@ -19,6 +18,11 @@ transformers = pytest.importorskip("transformers")
 TASKS = ("mr", "subj", "trec", "cr")
 CLASSES = (2, 2, 6, 2)
 SENTENCES = 3
+
+
+def last(found):
+    *_, final = found
+    return final
 
 
 def sentences(task: int, count: int, seed: int):
@@ -60,7 +64,7 @@ def setting(tmp_path_factory):
 @pytest.fixture(scope="module")
 def report(setting):
     with torch.no_grad():
-        return evaluate(setting, CONTENDERS, {})
+        return last(evaluate(setting, CONTENDERS, {}))
 
 
 def test_every_contender_has_a_row_with_its_choice(report):
@@ -82,9 +86,9 @@ def test_stored_rows_of_the_same_experts_are_kept(setting, report):
     stored = {**report, "rows": {"SMILE": {**report["rows"]["SMILE"], "forwards": 7.0}}}
     smile = next(each for each in CONTENDERS if each.name == "SMILE")
     with torch.no_grad():
-        assert evaluate(setting, [smile], stored)["rows"]["SMILE"]["forwards"] == 7.0
+        assert last(evaluate(setting, [smile], stored))["rows"]["SMILE"]["forwards"] == 7.0
         stored["experts"] = {}
-        assert evaluate(setting, [smile], stored)["rows"] == {"SMILE": report["rows"]["SMILE"]}
+        assert last(evaluate(setting, [smile], stored))["rows"] == {"SMILE": report["rows"]["SMILE"]}
 
 
 def test_contenders_have_as_many_settings_as_each_other():
@@ -94,11 +98,11 @@ def test_contenders_have_as_many_settings_as_each_other():
 def test_rules_choose_heads_as_they_say(setting):
     model = setting.baseline(Smile, top=1)
     (x, labels) = setting.data.test["trec"][0]
-    found = run(model, [(x, labels)], "trec")
+    found = run(setting, model, [(x, labels)], "trec")
     votes = model.run(x)[1]
     assert found.answers["vote"][0].tasks == tuple(TASKS[i] for i in votes.argmax(1).tolist())
     assert found.told[0].tasks == ("trec",) * SENTENCES
-    assert set(run(setting.baseline(Static), [(x, labels)], "trec").answers) == {"logit", "probability"}
+    assert set(run(setting, setting.baseline(Static), [(x, labels)], "trec").answers) == {"logit", "probability"}
     right = marks(found.told, [(x, labels)], "trec", "pair")
     assert torch.equal(right, found.told[0].classes == labels)
 
@@ -116,9 +120,27 @@ def test_tuning_looks_at_validation_sentences_only(setting):
 
 
 def test_polarity_tasks_share_their_labels():
-    assert same_label("mr", 1, "cr", 1)
-    assert not same_label("mr", 1, "cr", 0)
-    assert not same_label("trec", 1, "mr", 1)
+    assert same_question("mr", "cr")
+    assert same_question("trec", "trec")
+    assert not same_question("trec", "mr")
+
+
+def test_variants_that_share_passes_answer_as_on_their_own(setting):
+    for contender in CONTENDERS[:3]:
+        for build in contender.settings.values():
+            model = build(setting)
+            for task, parts in setting.data.test.items():
+                found = run(setting, model, parts, task)
+                for (x, _), prediction in zip(parts, found.answers["posterior"], strict=True):
+                    alone = model.with_settings(score="posterior")(x)
+                    assert prediction.sets == alone.sets
+                    torch.testing.assert_close(prediction.logits, alone.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_sentences_are_shared_among_tasks():
+    for tasks in (5, 8, 14, 20):
+        assert Sizes.of(tasks).test * tasks >= 2000
+        assert Sizes.of(tasks).support + Sizes.of(tasks).tuning <= 300
 
 
 def test_single_sentences_are_unpadded_and_in_turn(setting):

@@ -47,7 +47,16 @@ MULTI_TASK = {
     ],
 }
 BITS = {"trec": "f6", "mr": "f0"}
-ROW = {"setting": "K = 1", "rule": "vote", "label": BITS, "pair": BITS, "told": BITS, "forwards": 1.5, "numbers": 1.2}
+ROW = {
+    "question": {"trec": 0.5, "mr": 0.9},
+    "setting": "K = 1",
+    "rule": "vote",
+    "label": BITS,
+    "pair": BITS,
+    "told": BITS,
+    "forwards": 1.5,
+    "numbers": 1.2,
+}
 ADAPTIVE = {
     "sets": {
         "8": {
@@ -354,6 +363,21 @@ def test_adaptive_marks_the_best_and_says_whether_the_goal_is_met() -> None:
     cells = {row[0]: row[3] for row in table.rows}
     assert cells["MASS"].startswith("**66.1 ± ")
     assert "**" not in cells["TSV-M"]
+
+
+def test_adaptive_says_what_the_limit_misses_and_what_more_tasks_do() -> None:
+    found = ADAPTIVE["sets"]["8"]
+    limit = {**found["rows"]["MASS"], "limit": True}
+    better = {**found["rows"]["MASS"], "label": found["experts"]}
+    more = {**found, "rows": {**found["rows"], adaptive.BASE: better, "limit": limit}}
+    record = {"sets": {"distinct": found, "14": more, "8": more}}
+    said = text_of("adaptive", record)
+    assert "only 50 % of the sentences of trec; of the other tasks, of 90 % or more." in said
+    assert f"{adaptive.BASE}, keeps more than MASS" in said
+    assert "33.9 ± " in said
+    growth, stored = [part for part in adaptive.parts(record) if isinstance(part, Table)][-2:]
+    assert growth.columns == ["", "8 tasks", "14 tasks"]
+    assert [row[0] for row in stored.rows] == ["MASS", "TSV-M", adaptive.BASE, "limit"]
 
 
 def test_a_difference_is_told_in_standard_errors() -> None:

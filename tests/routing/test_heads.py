@@ -5,7 +5,7 @@ import torch
 
 from merganser.errors import InputError
 from merganser.routing.choices import Routing
-from merganser.routing.heads import Heads
+from merganser.routing.heads import Head, Heads
 
 
 def routed(tasks, sets, weights):
@@ -48,6 +48,37 @@ def test_a_shared_head_is_one_and_its_task_is_the_likelier():
     assert len(found.columns) == 3
     assert sum(p.numel() for p in heads.parameters()) == 6 + 3
     assert set(heads.state_dict()) == {"a.weight", "c.weight"}
+
+
+def test_the_posterior_of_an_answer_adds_up_the_tasks_that_ask_the_same_question():
+    names = ("no", "yes")
+    columns = {"a": slice(0, 2), "b": slice(2, 4), "c": slice(4, 7)}
+    plain = {task: lambda z, kept=kept: z[:, kept] for task, kept in columns.items()}
+    heads = Heads({"a": Head(plain["a"], names), "b": Head(plain["b"], names), "c": plain["c"]}, "abc")
+    p = torch.tensor([[0.9, 0.1, 0.3, 0.7, 0.8, 0.1, 0.1]], dtype=torch.float64)
+    weights = torch.tensor([[0.25, 0.3, 0.45]])
+    together = heads.predict(p.log(), routed("abc", (frozenset("abc"),), weights), "posterior")
+    torch.testing.assert_close(
+        together.logits.exp(),
+        torch.tensor([[0.225 + 0.09, 0.025 + 0.21] * 2 + [0.36, 0.045, 0.045]]),
+    )
+    # Neither "no" of a nor that of b is as likely as c's first class, but both together are; b is the likelier task.
+    alone = Heads(plain, "abc").predict(p.log(), routed("abc", (frozenset("abc"),), weights), "posterior")
+    assert (alone.tasks, alone.classes.tolist()) == (("c",), [0])
+    weights = torch.tensor([[0.29, 0.3, 0.41]])
+    found = heads.predict(p.log(), routed("abc", (frozenset("abc"),), weights), "posterior")
+    assert (found.tasks, found.classes.tolist()) == (("b",), [0])
+    # Of the tasks that ask the question, only those in the set answer it, with the weight of all.
+    part = heads.predict(p.log(), routed("abc", (frozenset("ac"),), weights), "posterior")
+    torch.testing.assert_close(part.scores.exp(), torch.tensor([0.59 * 0.9]))
+    assert part.tasks == ("a",)
+    assert part.logits[0, 2:4].isneginf().all()
+
+
+def test_names_that_do_not_fit_a_head_are_refused():
+    heads = Heads({"a": Head(lambda z: z, ("no", "yes"))}, "a")
+    with pytest.raises(InputError, match="'a' has 3 classes, but 2 names"):
+        heads.predict(torch.zeros(1, 3), routed("a", (frozenset("a"),), torch.ones(1, 1)))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,15 @@ from merganser.modules.activations import capture, pool
 from merganser.modules.inputs import Inputs
 from merganser.routing.adaptive import AdaptiveModel
 from merganser.routing.choices import choose, task_accuracy
-from merganser.routing.routers import MlpRouter, NearestNeighbour, ProjectionRouter, normalized, residuals, subspaces
+from merganser.routing.routers import (
+    DiscriminantRouter,
+    MlpRouter,
+    NearestNeighbour,
+    ProjectionRouter,
+    normalized,
+    residuals,
+    subspaces,
+)
 from support.expert_nets import encoder, library_of
 
 
@@ -154,6 +162,7 @@ def test_routers_with_data_find_separate_tasks():
     truth = [task for task in "abc" for _ in range(15)]
     for router in (
         NearestNeighbour.fit("l", support),
+        DiscriminantRouter.fit("l", support),
         MlpRouter.fit("l", support, hidden=16, steps=60),
     ):
         weights = router.weights({"l": z})
@@ -164,11 +173,37 @@ def test_routers_with_data_find_separate_tasks():
     assert torch.equal(same.weights({"l": z}), weights), "training is seeded"
     with pytest.raises(InputError, match="support of task 'a'"):
         NearestNeighbour.fit("l", {"a": torch.zeros(0, 3)})
-    for fit in (NearestNeighbour.fit, MlpRouter.fit):
+    for fit in (NearestNeighbour.fit, DiscriminantRouter.fit, MlpRouter.fit):
         with pytest.raises(InputError, match="no support"):
             fit("l", {})
         with pytest.raises(InputError, match="several widths"):
             fit("l", {"a": torch.ones(1, 3), "b": torch.ones(1, 4)})
+
+
+def test_discriminant_weights_are_those_of_gaussians_with_one_covariance():
+    rng = np.random.default_rng(0)
+    mixing, scales = rng.normal(size=(6, 6)), np.array([1e-3, 0.1, 1, 1, 10, 1e4])
+    support = {
+        task: (rng.normal(size=(n, 6)) @ mixing + 2 * rng.normal(size=6)) * scales for task, n in (("a", 9), ("b", 5))
+    }
+    z = (rng.normal(size=(4, 6)) @ mixing) * scales
+    spread = np.concatenate(list(support.values())).std(0)
+    means = [x.mean(0) / spread for x in support.values()]
+    around = np.concatenate([x / spread - mean for x, mean in zip(support.values(), means, strict=True)])
+    covariance = 0.7 * around.T @ around / 14 + 0.3 * (around**2).mean() * np.eye(6)
+    joint = [
+        np.exp(-np.einsum("si,ij,sj->s", r, np.linalg.inv(covariance), r) / 2) for r in (z / spread - m for m in means)
+    ]
+    router = DiscriminantRouter.fit("l", {task: torch.from_numpy(x) for task, x in support.items()}, shrinkage=0.3)
+    found = router.weights({"l": torch.from_numpy(z)})
+    np.testing.assert_allclose(found, np.stack(joint, 1) / np.sum(joint, 0)[:, None], rtol=1e-3, atol=1e-5)
+
+
+def test_a_discriminant_router_of_single_samples_finds_the_nearer_one():
+    router = DiscriminantRouter.fit("l", {"a": torch.tensor([[0.0, 1.0]]), "b": torch.tensor([[1.0, 1.0]])})
+    assert router.weights({"l": torch.tensor([[0.1, 1.0], [0.9, 1.0]])}).argmax(1).tolist() == [0, 1]
+    with pytest.raises(InputError, match="shrinkage 0"):
+        DiscriminantRouter.fit("l", {"a": torch.ones(2, 2)}, shrinkage=0)
 
 
 def test_task_accuracy_counts_per_task():

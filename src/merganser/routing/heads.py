@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +15,36 @@ from merganser.routing.choices import Routing
 from merganser.routing.predictions import Prediction
 
 #: From features (samples × width) to logits (samples × classes); a linear head may be given as its `weight` and `bias`.
-HeadLike = Callable[[Tensor], Tensor] | Mapping[str, Tensor]
-#: How pairs of different heads are compared: raw logits (thesis), log-probabilities within each head, or these plus the
-#: router's log-weight of the task.
+UnnamedHead: TypeAlias = Callable[[Tensor], Tensor] | Mapping[str, Tensor]
+#: How pairs of different heads are compared: raw logits (thesis), log-probabilities within each head, or the
+#: log-probability of the answer (see `Heads.predict`).
 HeadScore = Literal["logit", "probability", "posterior"]
 
 
+@dataclass(frozen=True)
+class Head:
+    """A head with the names of its classes. Heads whose classes have the same names answer the same question.
+
+    Args:
+        logits: The head: from features of shape (samples, width) to logits of shape (samples, classes), or the
+            `weight` and `bias` of a linear layer.
+        classes: The names of the classes, in the order of the logits.
+
+    Example:
+        >>> linear = {"weight": torch.zeros(2, 16), "bias": torch.zeros(2)}
+        >>> head = mg.routing.Head(linear, ("negative", "positive"))
+    """
+
+    logits: UnnamedHead
+    classes: Sequence[str]
+
+
+HeadLike: TypeAlias = UnnamedHead | Head
+
+
 class Heads(nn.Module):
-    """Heads by task. Tasks with the same classes may share one: pass the same object for both.
+    """Heads by task. Tasks with the same classes may share a head (pass the same object for both), or have heads with
+    the same names of classes (see `Head`).
 
     Heads that are modules, or given by tensors, are submodules under the name of the first of their tasks.
     """
@@ -35,6 +58,7 @@ class Heads(nn.Module):
         self.tasks = tuple(tasks)
         self._heads = {task: make_head(heads[task]) for task in tasks}
         self._shared = {task: next(other for other in tasks if heads[other] is heads[task]) for task in tasks}
+        self._questions = {task: _question(self._shared[task], heads[task]) for task in tasks}
         self._widths: dict[str, int] = {}
         for task in tasks:
             head = self._heads[task]
@@ -71,14 +95,19 @@ class Heads(nn.Module):
         task: str | None = None,
         together: bool = False,
     ) -> Prediction:
-        """Answer with (i*, c*) = arg max over i ∈ Ω, c of z_i[c].
+        """Answer with (i*, c*) = arg max over i ∈ Ω, c of s_i[c].
+
+        By `logit`, s_i[c] = z_i[c]. By `probability`, s_i[c] = log p_i[c] with p_i = softmax(z_i). By `posterior`, it
+        is the logarithm of P(question) P(c | question): of the weights of all tasks that ask the question of i, times
+        the mean of p_j[c] over those of them in Ω, weighted by w_j. Of tasks with equal scores, the one with the
+        largest weight answers.
 
         Args:
             features: What the heads read, shape (samples, width).
             routing: Sets and weights of the same tasks; the weights break ties between tasks that share a head.
             score: How answers of different heads are compared.
             task: Answer with the head of this task, regardless of what was merged.
-            together: All samples are of one task: i* = arg max over i of the sum over samples of max_c z_i[c].
+            together: All samples are of one task: i* = arg max over i of the sum over samples of max_c s_i[c].
         """
         one_of("score", score, HeadScore)
         self.check(task)
@@ -96,9 +125,11 @@ class Heads(nn.Module):
             part = features.new_full((len(sets), self._width(owner, features)), -torch.inf, dtype=torch.float32)
             if member.any():
                 logits = self.logits(owner, features[member]).float()
-                part[member] = self._scores(logits, owner, weights[member.to(weights.device)], score)
+                part[member] = logits if score == "logit" else logits.log_softmax(dim=1)
             parts.append(part)
             columns += [(owner, label) for label in range(part.shape[1])]
+        if score == "posterior":
+            parts = self._posterior(owners, parts, routing)
         table = torch.cat(parts, dim=1)
         if together:
             total = torch.stack([part.amax(1).sum() for part in parts])
@@ -108,7 +139,7 @@ class Heads(nn.Module):
         else:
             place = table.max(dim=1).indices
         winners = tuple(
-            self._winner(columns[column][0], chosen, row)
+            self._winner(columns[column][0], chosen, row, score)
             for column, chosen, row in zip(place.tolist(), sets, weights.tolist(), strict=True)
         )
         return Prediction(table, winners, sets, routing, columns=tuple(columns), chosen=place)
@@ -117,27 +148,48 @@ class Heads(nn.Module):
         """Return the number of classes of a head; one that is no linear layer is asked for the first sample."""
         if owner not in self._widths:
             known = self.classes(owner)
-            self._widths[owner] = self.logits(owner, features[:1]).shape[1] if known is None else known
+            width = self.logits(owner, features[:1]).shape[1] if known is None else known
+            question = self._questions[owner]
+            if isinstance(question, tuple) and len(question) != width:
+                raise InputError(f"the head of {owner!r} has {width} classes, but {len(question)} names for them")
+            self._widths[owner] = width
         return self._widths[owner]
 
     def _users(self, owner: str) -> frozenset[str]:
         return frozenset(task for task in self.tasks if self._shared[task] == owner)
 
-    def _scores(self, logits: Tensor, owner: str, weights: Tensor, score: HeadScore) -> Tensor:
-        if score == "logit":
-            return logits
-        scores = logits.log_softmax(dim=1)
-        if score == "posterior":
-            users = [self.tasks.index(task) for task in self._users(owner)]
-            scores = scores + weights[:, users].sum(1, keepdim=True).log().to(scores)
+    def _posterior(self, owners: Sequence[str], parts: Sequence[Tensor], routing: Routing) -> list[Tensor]:
+        """Return log P(question) + log P(class | question) from the log-probabilities within each head."""
+        weights = routing.weights.clamp(min=1e-30).to(parts[0])
+        chosen = torch.tensor([[task in tasks for task in self.tasks] for tasks in routing.sets], device=weights.device)
+        asked = weights * chosen
+
+        def log_sum(table: Tensor, tasks: Collection[str]) -> Tensor:
+            return table[:, [task in tasks for task in self.tasks]].sum(1, keepdim=True).log()
+
+        scores = []
+        for owner, part in zip(owners, parts, strict=True):
+            alike = [task for task in self.tasks if self._questions[task] == self._questions[owner]]
+            heads = [(name, other) for name, other in zip(owners, parts, strict=True) if name in alike]
+            mixed = torch.stack([other + log_sum(asked, self._users(name)) for name, other in heads]).logsumexp(0)
+            score = mixed - log_sum(asked, alike) + log_sum(weights, alike)
+            scores.append(score.masked_fill(part.isneginf(), -torch.inf))
         return scores
 
-    def _winner(self, owner: str, chosen: frozenset[str], weights: Sequence[float]) -> str:
-        candidates = [task for task in self.tasks if task in chosen and self._shared[task] == owner]
+    def _winner(self, owner: str, chosen: frozenset[str], weights: Sequence[float], score: HeadScore) -> str:
+        alike = self._questions if score == "posterior" else self._shared
+        candidates = [task for task in self.tasks if task in chosen and alike[task] == alike[owner]]
         return max(candidates, key=lambda task: weights[self.tasks.index(task)])
 
 
+def _question(owner: str, head: HeadLike) -> str | tuple[str, ...]:
+    """Return the names of a head's classes; the task that owns the head if they have none."""
+    return tuple(head.classes) if isinstance(head, Head) else owner
+
+
 def make_head(head: HeadLike) -> Callable[[Tensor], Tensor]:
+    if isinstance(head, Head):
+        head = head.logits
     if not isinstance(head, Mapping):
         return head
     weight = head.get("weight")

@@ -192,6 +192,74 @@ class NearestNeighbour:
         return normalized(nearest, self.normalize)
 
 
+@dataclass(frozen=True)
+class DiscriminantRouter:
+    """A router by linear discriminant analysis: the inputs of every task are Gaussian, with a covariance they share.
+
+    w = softmax over t of −½ (z − μ_t)ᵀ C⁻¹ (z − μ_t), which is linear in z. Entries of z are measured in units of their
+    spread, and C = (1 − λ) S + λ (tr S / m) I shrinks the covariance S of the m entries around their task's mean, so
+    that a few dozen samples of every task are enough.
+
+    Args:
+        tasks: Names of the experts.
+        layer: The layer whose inputs are compared.
+        weight: The coefficients of every task, shape (tasks, width).
+        bias: Their constants, one for each task.
+        source: The model of the first pass: the `"fixed"` merge or the `"base"`.
+
+    Example:
+        >>> support = {"math": torch.randn(4, 16), "code": torch.randn(4, 16)}
+        >>> router = mg.routing.DiscriminantRouter.fit("2", support)
+    """
+
+    tasks: tuple[str, ...]
+    layer: str
+    weight: Tensor
+    bias: Tensor
+    source: RoutingSource = "fixed"
+
+    def __post_init__(self) -> None:
+        one_of("source", self.source, RoutingSource)
+
+    @classmethod
+    def fit(
+        cls, layer: str, support: Mapping[str, Tensor], source: RoutingSource = "fixed", *, shrinkage: float = 0.5
+    ) -> DiscriminantRouter:
+        """Build the router from some inputs of the layer for every task, each of shape (samples, width).
+
+        Args:
+            layer: The layer that the inputs belong to.
+            support: The inputs of every task.
+            source: The model they come from.
+            shrinkage: λ, above 0 and at most 1.
+
+        Returns:
+            The router.
+        """
+        _check_support(support)
+        if not 0 < shrinkage <= 1:
+            raise InputError(f"shrinkage {shrinkage}: must be above 0 and at most 1")
+        x = torch.cat([z.double() for z in support.values()])
+        centre, spread = x.mean(0), x.std(0, correction=0).clamp(min=1e-6)
+        unit = [(z.double() - centre) / spread for z in support.values()]
+        means = torch.stack([z.mean(0) for z in unit])
+        around = torch.cat([z - mean for z, mean in zip(unit, means, strict=True)])
+        ridge = shrinkage * around.square().mean().clamp(min=1e-3)  # single samples of every task have no covariance
+        covariance = (1 - shrinkage) * around.T @ around / len(x)
+        covariance.diagonal().add_(ridge)
+        weight = torch.linalg.solve(covariance, means.T).T
+        bias = -(weight * (means / 2 + centre / spread)).sum(1)
+        return cls(tuple(support), layer, (weight / spread).float(), bias.float(), source)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return (self.layer,)
+
+    def weights(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        z = inputs[self.layer].float()
+        return F.linear(z, self.weight.to(z.device), self.bias.to(z.device)).softmax(dim=1)
+
+
 class MlpRouter(nn.Module):
     """A router with a two-layer perceptron on the inputs of a layer, trained on samples of every task.
 
