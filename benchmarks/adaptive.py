@@ -1,6 +1,6 @@
 """Input-adaptive merging of text experts of MiniLM: accuracy, multiply-adds and bytes, all contenders asked alike.
 
-    python -m benchmarks.adaptive [--cache ZOO] [--sets 8 distinct 14 20] [--quick] [--json FILE]
+    python -m benchmarks.adaptive [--cache ZOO] [--sets 8 distinct 14 20] [--only NAME] [--quick] [--json FILE]
 
 The experts are those of `benchmarks.zoo.text`, trained if they are missing. Sentences come without their task. Every
 contender (`benchmarks.adaptive_contenders`) has three settings and the same ways to compare heads; both are chosen on
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -102,13 +102,16 @@ def _routing(passes: Mapping[str, Pass]) -> dict[str, float]:
     return {"task": right / total, "set_size": size / total}
 
 
-def evaluate(setting: Setting, contenders: Sequence[Contender], stored: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what is known of a set of tasks after every row. Stored rows of the same experts and sentences are kept."""
+def evaluate(setting: Setting, names: Collection[str], stored: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what is known of a set of tasks after every contender that is measured. Stored rows of the same experts and
+    sentences are kept."""
     counts = {task: sum(len(labels) for _, labels in parts) for task, parts in setting.data.test.items()}
     experts = {task: answers.pack(bits.numpy()) for task, bits in setting.experts.items()}
     own = answers.read({"0": experts}, counts)
     rows = dict(stored["rows"]) if stored.get("experts") == experts else {}
-    for contender in contenders:
+    for contender in CONTENDERS:
+        if contender.name not in names:
+            continue
         row = rows[contender.name] = rows.get(contender.name) or measure(contender, setting)
         shown = {
             kind: answers.difference(answers.read({"0": row[kind]}, counts), None, own)
@@ -118,13 +121,14 @@ def evaluate(setting: Setting, contenders: Sequence[Contender], stored: Mapping[
         print(
             f"{contender.name:<28} {row['setting']}, {row['rule']}: {text}, {row['forwards']:.2f} forwards", flush=True
         )
-        known = {each.name: rows[each.name] for each in contenders if each.name in rows}
+        known = {each.name: rows[each.name] for each in CONTENDERS if each.name in rows}
         yield {"tasks": list(counts), "sentences": counts, "experts": experts, "rows": known}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=["8", "distinct"])
+    parser.add_argument("--only", nargs="+", choices=[each.name for each in CONTENDERS], help="these contenders")
     parser.add_argument("--quick", action="store_true", help="16 sentences a task, two contenders")
     parser.add_argument("--json", type=Path)
     add_locations(parser)
@@ -138,8 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tasks = SETS[name]
         sizes = Sizes(16, 8, 16, 16) if options.quick else Sizes.of(len(tasks))
         setting = prepare(options.cache, options.data, tasks, sizes)
-        chosen = [each for each in CONTENDERS if not options.quick or each.name in ("MASS", "TSV-M")]
-        for found in evaluate(setting, chosen, results["sets"].get(name, {})):
+        names = ("MASS", "TSV-M") if options.quick else options.only or [each.name for each in CONTENDERS]
+        for found in evaluate(setting, names, results["sets"].get(name, {})):
             results["sets"][name] = {"sizes": asdict(sizes), **found}
             record(options.json, results, seeds=[0], added=True)
 

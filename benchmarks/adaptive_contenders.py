@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from benchmarks.adaptive_setting import Labelled, Setting, same_question
+from benchmarks.adaptive_setting import Data, Labelled, Setting, same_question
 from merganser.modules.activations import capture
 from merganser.modules.inputs import Inputs
 from merganser.routing import AdaptiveModel, Prediction
@@ -63,12 +63,12 @@ def projection(source: RoutingSource) -> Callable[[Setting], Router]:
     return lambda setting: ProjectionRouter.of(setting.library, routing_layers(setting), source, "zscore")
 
 
-def discriminant(part: Literal["support", "training"]) -> Callable[[Setting], Router]:
+def discriminant(sentences: Callable[[Data], Mapping[str, list[Inputs]]]) -> Callable[[Setting], Router]:
     """A router fitted to the base's inputs of one layer, for sentences of every task."""
 
     def build(setting: Setting) -> Router:
         layer = last_block(setting)
-        return DiscriminantRouter.fit(layer, read_inputs(setting.encoder, layer, getattr(setting.data, part)), "base")
+        return DiscriminantRouter.fit(layer, read_inputs(setting.encoder, layer, sentences(setting.data)), "base")
 
     return build
 
@@ -119,8 +119,8 @@ LIMIT = "MASS, router fitted to ten times as many"
 CONTENDERS = (
     Contender(FIXED, mass(FIXED, projection("fixed"))),
     Contender(BASE, mass(BASE, projection("base"))),
-    Contender(FITTED, mass(FITTED, discriminant("support"))),
-    Contender(LIMIT, mass(LIMIT, discriminant("training")), limit=True),
+    Contender(FITTED, mass(FITTED, discriminant(lambda data: data.support))),
+    Contender(LIMIT, mass(LIMIT, discriminant(lambda data: data.training())), limit=True),
     Contender("SMILE", {f"top {t}, gates of rank {r}": smile(t, r) for t, r in ((1, 16), (1, 4), (2, 16))}),
     Contender("Arrow", {f"top {t}": smile(t, 1) for t in (1, 2, 4)}),
     Contender("Twin-Merging", {f"λ = {scale}": twin(scale) for scale in (0.2, 0.3, 0.45)}),

@@ -33,12 +33,13 @@ Labelled = list[tuple[Inputs, Tensor]]
 @dataclass(frozen=True)
 class Data:
     """By task: batches of test sentences, of validation sentences to choose settings on, of others to fit routers and
-    gates on, and of training sentences for the limit of all routers. Nothing is chosen or fitted on test sentences."""
+    gates on, and of training sentences for the limit of all routers, which are many and read when they are needed.
+    Nothing is chosen or fitted on test sentences."""
 
     test: Mapping[str, Labelled]
     tuning: Mapping[str, Labelled]
     support: Mapping[str, list[Inputs]]
-    training: Mapping[str, list[Inputs]]
+    training: Callable[[], Mapping[str, list[Inputs]]]
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def prepare(cache: Path, data: Path, names: Sequence[str], sizes: Sizes, seed: i
     for task in tasks.values():
         train(task, seed, Schedule(), cache)
     heads = {name: load_head(name, seed, cache) for name in names}
-    test, tuning, support, training = {}, {}, {}, {}
+    test, tuning, support = {}, {}, {}
     experts = {}
     for name, task in tasks.items():
         answered = with_states(task.test.slice(0, sizes.test))
@@ -115,10 +116,14 @@ def prepare(cache: Path, data: Path, names: Sequence[str], sizes: Sizes, seed: i
         test[name] = batches(answered)
         support[name] = [x for x, _ in batches(held_out.slice(0, sizes.support), 10)]
         tuning[name] = batches(held_out.slice(sizes.support, len(held_out)))
-        training[name] = [x for x, _ in batches(with_states(task.train.slice(0, sizes.training)))]
         layers = layers_from(_weights(expert_directory(cache, name, seed)))
         order = torch.cat([torch.from_numpy(chosen) for chosen in answered.batches(32)])
         experts[name] = right(layers, heads[name], answered)[order]
+
+    def training() -> Mapping[str, list[Inputs]]:
+        read = {name: with_states(task.train.slice(0, sizes.training)) for name, task in tasks.items()}
+        return {name: [x for x, _ in batches(sentences)] for name, sentences in read.items()}
+
     library = build(cache, names, seed)
     return Setting(library, heads, load_top_layers(), Data(test, tuning, support, training), experts)
 

@@ -23,7 +23,8 @@ class Smile(GatedBaseline):
 
     y = W₀ x + Σ_{t ∈ top} p_t U_t Σ_t V_tᵀ x in every linear layer, with p the softmax of ‖V_tᵀ x‖ over the top tasks
     and V_t the first `gate_rank` singular vectors. Other tensors get the mean of their updates. The task is found by
-    vote: in each layer the task that most tokens chose, then the task that most layers chose.
+    vote: in each layer the task that most tokens chose, then the task that most layers chose. With `gate_rank=1` and
+    `top=4`, this is Arrow (Ostapenko et al. 2024) for experts in low-rank form.
 
     Args:
         module: The network. It must hold the base's weights.
