@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import merganser as mg
 from benchmarks.experts import State, summary
 from benchmarks.records import record
 from benchmarks.text_experts import TextExperts, load_experts
@@ -126,18 +127,30 @@ def one_code(method: str, code: Code, setting: str, dtype: str) -> Line:
     return Line(method, setting, dtype, store)
 
 
-def masks(kind: Any, dtype: torch.dtype, threshold: float = 0.4) -> Line:
-    """A bit for each weight over a vector that all experts share; `threshold` is κ of the TALL masks."""
+def masks(experts: TextExperts, path: Path, **options: Any) -> Rebuilt:
+    built = MaskLibrary.build(experts.trained, dict(experts.experts), path, **options)
+    size = built.size()
+    return {name: built.expert(name).state_dict() for name in built.experts}, {**size.experts, SHARED: size.shared}
+
+
+def emr(dtype: torch.dtype) -> Line:
+    """A bit for each weight over the elected vector."""
+    return Line("EMR", "", short(dtype), lambda e, p: masks(e, p, kind="emr", dtype=dtype))
+
+
+def tall(threshold: float) -> Line:
+    """A bit for each weight over the sum of the task vectors; the threshold is κ."""
+    return Line("TALL masks", f"κ {threshold:g}", "float32", lambda e, p: masks(e, p, threshold=threshold))
+
+
+def tall_ties(threshold: float) -> Line:
+    """A bit for each weight over the sum of the task vectors that TIES has trimmed and whose signs agree."""
 
     def store(experts: TextExperts, path: Path) -> Rebuilt:
-        built = MaskLibrary.build(
-            experts.trained, dict(experts.experts), path, kind=kind, dtype=dtype, threshold=threshold
-        )
-        size = built.size()
-        return {name: built.expert(name).state_dict() for name in built.experts}, {**size.experts, SHARED: size.shared}
+        merged = mg.merge(experts.experts, "ties", experts.trained, density=0.2, normalize=False)
+        return masks(experts, path, threshold=threshold, merged=merged)
 
-    setting = f"κ {threshold:g}" if kind == "tall" else ""
-    return Line({"tall": "TALL masks", "emr": "EMR"}[kind], setting, short(dtype), store)
+    return Line("TALL masks + TIES", f"κ {threshold:g}", "float32", store)
 
 
 def low_precision(dtype: torch.dtype) -> Line:
@@ -178,9 +191,10 @@ def lines_for(count: int) -> tuple[Line, ...]:
     return (
         low_precision(torch.bfloat16),
         low_precision(torch.int8),
-        *(masks("tall", torch.float32, threshold) for threshold in (0.2, 0.4, 0.6)),
-        masks("emr", torch.float32),
-        masks("emr", torch.bfloat16),
+        *(tall(threshold) for threshold in (0.2, 0.4, 0.6)),
+        *(tall_ties(threshold) for threshold in (0.2, 0.4, 0.6)),
+        emr(torch.float32),
+        emr(torch.bfloat16),
         *(by_rank(1 / count, dtype) for dtype in ("float32", "bfloat16", "int8")),
         *(by_rank(1 / parts, "int8") for parts in (2 * count, 4 * count)),
         *(by_budget(1 / count, dtype, "2.0× in all") for dtype in ("float32", "bfloat16", "int8")),

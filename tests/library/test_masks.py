@@ -54,6 +54,19 @@ def test_tall_masks_are_the_formula(world, tmp_path, threshold):
         assert 0 < made.density(task) <= 1
 
 
+def test_tall_masks_can_share_the_task_vector_of_any_merge(world, tmp_path):
+    base, states, path, paths = world
+    merged = mg.merge(states, "ties", base, density=0.5, normalize=False)
+    made = MaskLibrary.build(path, paths, tmp_path / "m", threshold=0.5, merged=merged)
+    for task in NAMES:
+        for name in SHAPES:
+            shared, own = merged[name] - base[name], states[task][name] - base[name]
+            mask = own.abs() > 0.5 * (shared - own).abs()
+            assert torch.equal(made.expert(task).mask(name), mask)
+            assert torch.allclose(made.expert(task).read(name), base[name] + shared * mask, atol=1e-6)
+    assert torch.allclose(made.merge().read("norm"), merged["norm"], atol=1e-6)
+
+
 def test_emr_is_the_formula(world, tmp_path):
     base, states, path, paths = world
     made = MaskLibrary.build(path, paths, tmp_path / "m", kind="emr")
@@ -222,6 +235,13 @@ def test_input_is_checked_before_any_work(world, tmp_path, monkeypatch):
             MaskLibrary.build(path, paths, tmp_path / "file")
         with pytest.raises(InputError, match="is not a directory"):
             MaskLibrary.build(path, paths, tmp_path / "file/m")
+        with pytest.raises(InputError, match="elect a vector of their own"):
+            MaskLibrary.build(path, paths, tmp_path / "m", kind="emr", merged=base)
+        with pytest.raises(CheckpointError, match="has no 'cube'"):
+            MaskLibrary.build(path, paths, tmp_path / "m", merged={n: t for n, t in base.items() if n != "cube"})
+        spoilt = base | {"norm": torch.full_like(base["norm"], float("nan"))}
+        with pytest.raises(CheckpointError, match="the merge, state dict: tensor 'norm' contains NaN"):
+            MaskLibrary.build(path, paths, tmp_path / "m", merged=spoilt)
         states["code"]["norm"][3] = float("nan")
         with pytest.raises(CheckpointError, match="expert 'code', state dict: tensor 'norm' contains NaN"):
             MaskLibrary.build(base, states, tmp_path / "m")

@@ -13,13 +13,14 @@ from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
 
 NAMES = """
 **Codes** are those of `library build --budget`: for every tensor the code (signs, levels, mixed-bit factors, a shared
-part) that lowers the error of the weights most per byte. *Signs*, *levels* and *mixed factors* alone store every
-matrix in the same code and vectors in eight bits. **TSV-C** keeps the largest singular components of every task matrix
-(expert minus base): a share of them (`rank`), or as many as a byte budget allows. **TALL masks** and **EMR** keep one
-vector that all experts share and one bit for each weight of each expert. TALL switches on the weights where the
-expert's change is more than κ times as large as what the others add to the shared sum, so a larger κ gives sparser
-masks. EMR switches on those where the change has the sign of the shared vector, and then rescales. Rounded task
-vectors show the effect of low precision alone.
+part) that lowers the error of the weights most per byte. *Signs*, *levels* and *mixed factors* alone store every matrix
+in the same code and vectors in eight bits. **TSV-C** keeps the largest singular components of every task matrix (expert
+minus base): a share of them (`rank`), or as many as a byte budget allows. **TALL masks** and **EMR** keep one vector
+that all experts share and one bit for each weight of each expert. TALL switches on the weights where the expert's
+change is more than κ times as large as what the others add to the shared sum, so a larger κ gives sparser masks. With
+*TIES*, the shared vector is the sum of what TIES leaves of the task vectors (density 0.2). EMR switches on those where
+the change has the sign of the shared vector, and then rescales. Rounded task vectors show the effect of low precision
+alone.
 """
 
 

@@ -2,8 +2,8 @@
 
 With task vectors Δ_t = θ_t − θ_0, an expert is rebuilt as θ_0 + λ_t · m_t ⊙ Δ.
 
-- `tall` (Wang et al. 2024, Localizing Task Information, arXiv:2405.07813): Δ = ΣΔ_t, m_t = [|Δ_t| > κ_t |Δ − Δ_t|],
-  λ_t = 1; larger thresholds κ_t give sparser masks.
+- `tall` (Wang et al. 2024, Localizing Task Information, arXiv:2405.07813): Δ = ΣΔ_t or the task vector of any other
+  merge, m_t = [|Δ_t| > κ_t |Δ − Δ_t|], λ_t = 1; larger thresholds κ_t give sparser masks.
 - `emr` (Huang et al. 2024, EMR-Merging, arXiv:2405.17461): Δ has the sign of ΣΔ_t and the largest magnitude among the
   tasks of that sign, m_t = [Δ_t Δ > 0], λ_t = ‖Δ_t‖₁ / ‖m_t ⊙ Δ‖₁.
 
@@ -86,6 +86,7 @@ class MaskLibrary(ExpertCollection):
         *,
         kind: MaskKind = "tall",
         threshold: float | Mapping[str, float] = 0.4,
+        merged: Reference | None = None,
         dtype: str | torch.dtype | None = None,
         on_step: Callable[[str, str], None] = lambda action, name: None,
     ) -> MaskLibrary:
@@ -99,6 +100,8 @@ class MaskLibrary(ExpertCollection):
             path: The directory to create.
             kind: `"tall"` or `"emr"` masks.
             threshold: κ of the TALL masks, for all experts or by name.
+            merged: A merge of the experts, for example by TIES. TALL masks then choose from its task vector instead of
+                from the sum of all.
             dtype: The dtype of the shared vector; by default that of most of the base.
             on_step: Called with the current step and the name of the expert or tensor.
 
@@ -106,7 +109,8 @@ class MaskLibrary(ExpertCollection):
             The library.
 
         Raises:
-            InputError: If names or thresholds are invalid, or an expert does not fit the base.
+            InputError: If names or thresholds are invalid, an expert or the merge does not fit the base, or a merge is
+                given for EMR masks, which elect their own.
         """
         directory = Path(path)
         one_of("kind of masks", kind, MaskKind)
@@ -115,6 +119,8 @@ class MaskLibrary(ExpertCollection):
             raise InputError("a library of masks needs at least one expert")
         for name in experts:
             check_name(name)
+        if kind == "emr" and merged is not None:
+            raise InputError("EMR masks elect a vector of their own: leave `merged` out, or use TALL masks")
         thresholds = _read_thresholds(threshold, list(experts))
         asked = None if dtype is None else dtype_of(dtype)
         check_out(directory, overwrite=False)
@@ -130,7 +136,14 @@ class MaskLibrary(ExpertCollection):
         for name, expert in opened.items():
             on_step("looking at", name)
             _check_finite(expert, f"expert {name!r}, {expert.label}")
-        united = Combination([(1.0, d) for d in deltas.values()]) if kind == "tall" else Elected(list(deltas.values()))
+        if kind == "emr":
+            united: Vector = Elected(list(deltas.values()))
+        elif merged is not None:
+            merge = open_checkpoint(merged)
+            united = Difference(merge, origin, exclude)
+            _check_finite(merge, f"the merge, {merge.label}")
+        else:
+            united = Combination([(1.0, d) for d in deltas.values()])
 
         def write(made: Path) -> None:
             kept = origin if place is not None else open_checkpoint(save(origin, made / "base"))
@@ -173,7 +186,7 @@ class MaskLibrary(ExpertCollection):
         return ones / max(1, sum(self.shared.spec(tensor).numel for tensor in self.shared.names()))
 
     def merge(self, scale: float = 1.0) -> Applied:
-        """Return θ_0 + scale · Δ: task arithmetic, or the unified model of EMR, without masks."""
+        """Return θ_0 + scale · Δ without masks: the merge that all experts share, scaled."""
         return Applied(self.base, self.shared, scale)
 
     def extract(self, name: str, out: str | os.PathLike[str], **options: Any) -> Path:
