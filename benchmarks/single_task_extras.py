@@ -11,13 +11,14 @@ planes       accuracy over the plane through three networks, before and after C�
 cycles       how far a model is from itself after a walk through pairwise maps
 similarity   cosine and distance of weights, CKA and distance of outputs, before and after
 subsets      some of the models matched together with all, and by themselves
-ensembles    convex combinations sampled in the universe
+ensembles    convex combinations sampled in the universe, with REPAIR and without
 federated    ten clients with small CNNs on CIFAR-10, without Flower: plain averaging against aligned
 transport    a task vector fine-tuned on one base, applied to another
 
-MLPs of `benchmarks.zoo.vision` on MNIST, or ResNet20 with BatchNorm on CIFAR-10 (the first four tables, accuracies with
-BatchNorm statistics recomputed); those of the seeds 0 … 4 that are trained. What the JSON file holds already and was
-not asked for with --only is kept. Twenty minutes on one thread, half of them for the clients.
+MLPs of `benchmarks.zoo.vision` on MNIST, ResNet20 with BatchNorm on CIFAR-10 (the first four tables and ensembles,
+accuracies with BatchNorm statistics recomputed), wide ones or small CNNs on Fashion-MNIST (ensembles); those of the
+seeds 0 … 4 that are trained. What the JSON file holds already and was not asked for with --only is kept. Twenty minutes
+on one thread, half of them for the clients.
 """
 
 from __future__ import annotations
@@ -44,7 +45,12 @@ from merganser import align
 from merganser.align.state import State
 
 #: The set of images of an architecture, and how many of them are for training and for testing.
-IMAGES = {"mlp": ("mnist", 20_000, 10_000), "resnet20-bn": ("cifar10", 1_000, 2_000)}
+IMAGES = {
+    "mlp": ("mnist", 20_000, 10_000),
+    "cnn": ("fashion_mnist", 1_000, 10_000),
+    "resnet20-bn": ("cifar10", 1_000, 2_000),
+    "resnet20-bn-2x": ("cifar10", 1_000, 2_000),
+}
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,12 @@ class Setting:
         """Images to recompute the statistics of BatchNorm on; none for networks without it."""
         if not any(isinstance(module, nn.BatchNorm2d) for module in self.models[0].modules()):
             return []
-        return [images for images, _ in self.images[0].batches(250)]
+        return self.few
+
+    @property
+    def few(self) -> list[Tensor]:
+        """Images to measure statistics of activations on."""
+        return [images for images, _ in self.images[0].head(1_000).batches(250)]
 
     @cached_property
     def symmetry(self) -> align.Symmetry:
@@ -138,7 +149,7 @@ def subsets(setting: Setting) -> dict[str, Any]:
 
 
 def ensembling(setting: Setting) -> dict[str, Any]:
-    return ensembles.table(setting.universe, setting.models[0], setting.images[1])
+    return ensembles.table(setting.universe, setting.models[0], setting.few, setting.images[1])
 
 
 def federation(setting: Setting) -> dict[str, Any]:
@@ -174,6 +185,13 @@ TABLES: dict[str, Callable[[Setting], dict[str, Any]]] = {
     "federated": federation,
     "transport": transport,
 }
+#: What is measured of each architecture.
+TABLES_OF = {
+    "mlp": tuple(TABLES),
+    "cnn": ("ensembles",),
+    "resnet20-bn": ("barriers", "seeds", "references", "orders", "ensembles"),
+    "resnet20-bn-2x": ("ensembles",),
+}
 
 
 def lines(rows: Mapping[str, Any], title: str) -> Iterator[str]:
@@ -198,7 +216,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     setting = Setting(options.arch, options.data, options.cache, options.quick)
-    tables = tuple(TABLES) if setting.arch == "mlp" else ("barriers", "seeds", "references", "orders")
+    tables = TABLES_OF[setting.arch]
     names = options.only or tables
     kept = json.loads(options.json.read_text())["results"] if options.json and options.json.exists() else {}
     print(describe())

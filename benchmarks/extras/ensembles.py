@@ -6,27 +6,30 @@ import statistics
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.single_task import loaded, unmoved
 from benchmarks.zoo.images import Split
 from merganser import align
 
 
-def table(found: align.Universe, module: nn.Module, test: Split, samples: int = 5) -> dict[str, dict[str, float]]:
-    """Accuracy, and the number of networks that run for it."""
+def table(
+    found: align.Universe, module: nn.Module, batches: Sequence[Tensor], test: Split, samples: int = 5
+) -> dict[str, dict[str, float]]:
+    """Accuracy, and the number of networks that run for it; every merge as it is and after REPAIR on the batches."""
     models = [loaded(module, state) for state in found.models]
-    apart = unmoved(models, found.symmetry)
     rows = {
         "single models": (statistics.mean(accuracy(model, test) for model in models), 1),
         "ensemble of the models": (accuracy(together(models), test), len(models)),
-        "mean in the universe": (accuracy(loaded(module, found.merged()), test), 1),
-        f"{samples} samples of the universe": (accuracy(align.ensemble(module, found, samples=samples), test), samples),
-        f"{samples} samples without matching": (
-            accuracy(align.ensemble(module, apart, samples=samples), test),
-            samples,
-        ),
     }
+    for name, place in {"of the universe": found, "without matching": unmoved(models, found.symmetry)}.items():
+        merged = loaded(module, place.merged())
+        ends = [place.to_universe(i) for i in range(len(place))]
+        rows[f"mean {name}"] = (accuracy(merged, test), 1)
+        rows[f"mean {name}, REPAIR"] = (accuracy(align.repair(merged, ends, batches), test), 1)
+        for way, seen in (("", None), (", REPAIR", batches)):
+            drawn = align.ensemble(module, place, samples=samples, batches=seen)
+            rows[f"{samples} samples {name}{way}"] = (accuracy(drawn, test), samples)
     return {name: {"accuracy": value, "networks": float(count)} for name, (value, count) in rows.items()}
 
 
@@ -37,4 +40,4 @@ def together(models: Sequence[nn.Module]) -> nn.Module:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, test: Split) -> float:
-    return sum(int((model(images).argmax(1) == labels).sum()) for images, labels in test.batches()) / len(test)
+    return sum(int((model(images).argmax(1) == labels).sum()) for images, labels in test.batches(100)) / len(test)

@@ -119,6 +119,22 @@ def test_the_ensemble_averages_predictions_of_sampled_merges(family):
         sample_weights(3, 0)
 
 
+def test_sampled_merges_are_repaired_by_their_weights(family):
+    module, symmetry, models, _ = family
+    found = universe(models, symmetry)
+    inputs = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    (member,) = ensemble(module, found, samples=1, seed=2, batches=[inputs]).members
+    weights = sample_weights(4, 1, seed=2)[0].tolist()
+
+    def hidden(state):
+        one = copy.deepcopy(module)
+        one.load_state_dict(state)
+        return one[0](inputs)
+
+    wanted = sum(w * hidden(found.to_universe(i)).std(0, correction=0) for i, w in enumerate(weights))
+    torch.testing.assert_close(hidden(member.state_dict()).std(0, correction=0), wanted)
+
+
 def test_merging_in_order_matches_each_model_to_the_mean_of_those_before():
     states, symmetry = [trained_like(mlp(6, 12, 10, 3)[0], seed) for seed in range(4)], mlp(6, 12, 10, 3)[1]
     order = [2, 0, 3, 1]

@@ -95,9 +95,15 @@ def test_subsets(models, symmetry):
 
 
 def test_ensembles(models, symmetry, split):
-    rows = ensembles.table(align.universe(models, symmetry), models[0], split, samples=2)
+    batches = [images for images, _ in split.batches(100)]
+    rows = ensembles.table(align.universe(models, symmetry), models[0], batches, split, samples=2)
     assert rows["ensemble of the models"]["networks"] == 3
     assert all(0.0 <= row["accuracy"] <= 1.0 for row in rows.values())
+    assert sum("REPAIR" in name for name in rows) == 4
+    copies = [models[0], align.scramble(models[0], symmetry, seed=1)]
+    rows = ensembles.table(align.universe(copies, symmetry), models[0], batches, split, samples=2)
+    alike = {row["accuracy"] for name, row in rows.items() if "without matching" not in name}
+    assert len(alike) == 1  # every combination of aligned copies is the network itself
 
 
 def test_references_and_orders(models, symmetry):

@@ -29,6 +29,15 @@ def resnets(results: Mapping[str, Any]) -> Iterator[Part]:
     yield from _answers(results)
 
 
+def sampled(networks: str, results: Mapping[str, Any]) -> Iterator[Part]:
+    count = results["ensembles"]["ensemble of the models"]["networks"]
+    yield Text(
+        f"{count:.0f} {networks}. Samples are convex combinations of the networks, drawn from a uniform distribution, "
+        "and an ensemble takes the mean of the predicted probabilities. REPAIR uses 1,000 training images."
+    )
+    yield from _answers(results)
+
+
 def _answers(results: Mapping[str, Any]) -> Iterator[Part]:
     for name, make in QUESTIONS.items():
         if name in results:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -11,8 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from merganser.align.renormalisation import repair
 from merganser.align.universes import Universe
 from merganser.errors import InputError
+from merganser.modules.batches import InputsLike
 from merganser.modules.functional import Prepare, prepare_module
 
 
@@ -55,6 +57,7 @@ def ensemble(
     samples: int = 5,
     seed: int = 0,
     concentration: float = 1.0,
+    batches: Sequence[InputsLike] | None = None,
     prepare: Prepare | None = None,
     predict: Callable[[Any], Tensor] = _probabilities,
 ) -> UniverseEnsemble:
@@ -67,7 +70,9 @@ def ensemble(
         seed: The seed of the combinations.
         concentration: The concentration of the Dirichlet distribution of weights; small values stay close to single
             models.
-        prepare: Applied to each sampled module, for example REPAIR; networks with BatchNorm need fresh statistics.
+        batches: Inputs for REPAIR of each sampled model against the models in the universe, by its weights. Networks
+            with BatchNorm get fresh statistics.
+        prepare: Applied to each sampled module, after REPAIR.
         predict: Maps outputs to what is averaged; by default class probabilities from logits.
 
     Returns:
@@ -86,9 +91,12 @@ def ensemble(
         raise InputError(
             f"an ensemble runs its models: give their architecture as a module, not {type(module).__name__}"
         )
+    endpoints = [] if batches is None else [universe.to_universe(model) for model in range(len(universe))]
     members = []
-    for weights in sample_weights(len(universe), samples, seed, concentration):
+    for weights in sample_weights(len(universe), samples, seed, concentration).tolist():
         member = deepcopy(module)
-        member.load_state_dict(universe.merged(list(weights)))
+        member.load_state_dict(universe.merged(weights))
+        if batches is not None:
+            member = repair(member, endpoints, batches, weights=weights)
         members.append(prepare_module(member, prepare))
     return UniverseEnsemble(members, predict).eval()
