@@ -226,9 +226,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower() not in _PLAIN_STARTS:
         raise CheckpointError(
-            f"{file}: init_lora_weights is {start!r}, which may change the base's weights, so that its factors "
-            "fit another "
-            "base; save it with peft's path_initial_model_for_weight_conversion, or merge it with peft first"
+            f"{file}: init_lora_weights is {start!r}, which may change the base's weights, so that its factors fit "
+            "another base; save it with peft's path_initial_model_for_weight_conversion, or merge it with peft first"
         )
     if config.get("layer_replication"):
         raise CheckpointError(f"{file}: replicates layers of the base, which needs another config; merge it with peft")

@@ -53,11 +53,10 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     if library is not None:
         _add_curves(page, library)
     page.text(
-        "Energy kept: the part of ‖expert − base‖² that was stored, over all tensors of an expert together, so "
-        "that large "
-        "changes count most, and vectors, which are stored whole, count too. merganser inspect of the experts "
-        "with their "
-        "base shows the mean over matrices with equal weights instead; for a library, shares of what it stores."
+        "Energy kept: the part of ‖expert − base‖² that was stored, over all tensors of an expert together, so that "
+        "large changes count most, and vectors, which are stored whole, count too. merganser inspect of the experts "
+        "with their base shows the mean over matrices with equal weights instead; for a library, shares of what it "
+        "stores."
     )
     if library is not None and policy.codes and names:
         layers = sum_by_layer(each for name in names for each in describe_stored_tensors(library, name))

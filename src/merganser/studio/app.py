@@ -46,8 +46,8 @@ class Studio:
             ("GET", "/api/family", self.family),
             ("GET", "/api/checkpoint", self.checkpoint),
             ("GET", "/api/difference", self.difference),
-            ("GET", "/api/methods", self.methods),
-            ("GET", "/api/schema", self.schema),
+            ("GET", "/api/methods", views.show_methods),
+            ("GET", "/api/schema", recipe_schema),
             ("GET", "/api/recipe", self.open_recipe),
             ("POST", "/api/recipe", self.check_recipe),
             ("POST", "/api/recipe/save", self.save_recipe),
@@ -56,9 +56,9 @@ class Studio:
             ("GET", "/api/jobs/watch", self.watch_jobs),
             ("GET", "/api/jobs/{name}", self.show_job),
             ("DELETE", "/api/jobs/{name}", self.remove_job),
-            ("GET", "/api/jobs/{name}/result", self.job_result),
-            ("POST", "/api/jobs/{name}/cancel", self.cancel_job),
-            ("POST", "/api/jobs/{name}/resume", self.resume_job),
+            ("GET", "/api/jobs/{name}/result", self._jobs.result),
+            ("POST", "/api/jobs/{name}/cancel", self._jobs.cancel),
+            ("POST", "/api/jobs/{name}/resume", self._jobs.resume),
             ("POST", "/api/play", self.play),
             ("DELETE", "/api/play", self.free),
             ("POST", "/api/verdict", self.verdict),
@@ -85,12 +85,6 @@ class Studio:
 
     def difference(self, first: str, second: str) -> Any:
         return self._stream(views.compare_checkpoints(self._roots, first, second))
-
-    def methods(self) -> Any:
-        return views.show_methods()
-
-    def schema(self) -> Any:
-        return recipe_schema()
 
     def open_recipe(self, path: str) -> Any:
         file = self._roots.find(path)
@@ -121,15 +115,6 @@ class Studio:
 
     def show_job(self, name: str) -> Any:
         return self._jobs.output(name)
-
-    def job_result(self, name: str) -> Any:
-        return self._jobs.result(name)
-
-    def cancel_job(self, name: str) -> Any:
-        return self._jobs.cancel(name)
-
-    def resume_job(self, name: str) -> Any:
-        return self._jobs.resume(name)
 
     def remove_job(self, name: str) -> Any:
         self._jobs.remove(name)
