@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer
+from merganser.checkpoints.base import Checkpoint, TensorSpec, is_integer, row_blocks
 from merganser.checkpoints.opening import Reference
 from merganser.checkpoints.opening import open as open_checkpoint
-from merganser.checkpoints.vectors import row_blocks
 from merganser.errors import CheckpointError, InputError
 from merganser.interference.sti import Overlap
 from merganser.kernels.leading import leading_svd, spectrum_and_leading_svd

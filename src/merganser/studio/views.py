@@ -45,9 +45,8 @@ def compare_checkpoints(roots: Roots, first: str, second: str) -> Iterator[dict[
         A `start` with the number of tensors; then for each `name`, `block`, `distance` ‖b − a‖ / ‖a‖, `cosine` and
         `changed`, the share of entries that differ; last an `end` with what only one of them has.
     """
-    from merganser.checkpoints.base import is_integer
+    from merganser.checkpoints.base import is_integer, row_blocks
     from merganser.checkpoints.tensor_names import block_of, natural_order
-    from merganser.checkpoints.vectors import row_blocks
 
     a, b = roots.open(first), roots.open(second)
     shared = [n for n in sorted(a.names(), key=natural_order) if n in b and not is_integer(a.spec(n).dtype)]
