@@ -57,6 +57,15 @@ def merge(server: RangeServer | None, out: str, method: str = "ties", **options)
     return mg.run(recipe, out, **options)
 
 
+def make_adapter(adapter: Path) -> None:
+    adapter.mkdir()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["layers.0"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    factors = {"A": torch.randn(2, 8), "B": torch.randn(8, 2)}
+    named = {f"base_model.model.layers.0.lora_{key}.weight": value for key, value in factors.items()}
+    save_file(named, adapter / "adapter_model.safetensors")
+
+
 def weights(out: Path) -> bytes:
     return (out / "model.safetensors").read_bytes()
 
@@ -210,6 +219,29 @@ def test_a_merge_goes_on_after_the_server_was_gone(server: RangeServer) -> None:
     assert mg.origin.verify("out").problems == ()
 
 
+def test_a_merge_with_an_adapter_goes_on_in_another_process(server: RangeServer, tmp_path: Path) -> None:
+    """The adapter is downloaded again, to another directory."""
+    make_adapter(tmp_path / "served/adapter")
+    opened: list[int] = []
+
+    def gone(number: int, path: str) -> str:
+        if path.endswith("model.safetensors"):
+            opened.append(number)
+        return "503" if len(opened) > 8 else ""
+
+    def merge(place: str, out: str, **options) -> Path:
+        adapted = f"{place}/base+{place}/adapter"
+        return mg.run({"method": "linear", "models": [adapted, f"{place}/math", f"{place}/code"]}, out, **options)
+
+    server.fault = gone
+    with pytest.raises(MerganserError, match="resume=True"):
+        merge(server.url, "out", workers=1)
+    assert Path("out.partial").is_dir()
+    server.fault = lambda number, path: ""
+    models.fetch_small_files.cache_clear()
+    assert weights(merge(server.url, "out", resume=True)) == weights(merge("served", "local"))
+
+
 def test_a_file_that_changes_meanwhile(server: RangeServer) -> None:
     versions = iter(range(10**6))
 
@@ -295,18 +327,19 @@ def test_small_files_have_a_limit(server: RangeServer, monkeypatch) -> None:
 
 
 def test_adapters_and_sidecars_from_elsewhere(server: RangeServer, tmp_path: Path) -> None:
-    adapter = tmp_path / "served/adapter"
-    adapter.mkdir()
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["layers.0"]}
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
-    factors = {"A": torch.randn(2, 8), "B": torch.randn(8, 2)}
-    named = {f"base_model.model.layers.0.lora_{key}.weight": value for key, value in factors.items()}
-    save_file(named, adapter / "adapter_model.safetensors")
+    make_adapter(tmp_path / "served/adapter")
     remote = mg.save(f"{server.url}/base+{server.url}/adapter", "remote")
     assert weights(remote) == weights(mg.save("served/base+served/adapter", "local"))
     (model,) = mg.origin.read_lock(remote).models
     assert [each.label for each in model.made_of] == [f"{server.url}/base", f"{server.url}/adapter"]
     assert (remote / "config.json").read_text() == "{}"
+    with pytest.raises(CheckpointError, match=f"write BASE[+]{server.url}/adapter"):
+        mg.open(f"{server.url}/adapter")
+    config = json.loads((tmp_path / "served/adapter/adapter_config.json").read_text())
+    config["base_model_name_or_path"] = f"{server.url}/base"
+    (tmp_path / "served/adapter/adapter_config.json").write_text(json.dumps(config))
+    models.fetch_small_files.cache_clear()
+    assert mg.open(f"{server.url}/adapter").label == f"{server.url}/base+{server.url}/adapter"
 
 
 def test_room_bounds_what_is_held_ahead(server: RangeServer, monkeypatch) -> None:

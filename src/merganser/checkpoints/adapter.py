@@ -12,11 +12,13 @@ from merganser.checkpoints.adapter_kohya import LoraFile
 from merganser.checkpoints.adapter_peft import PeftLayers, PeftTensor
 from merganser.checkpoints.adapter_updates import AdapterUpdate, Ia3Update, TokenUpdate, UpdatedTensor
 from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View, hash_text, views
+from merganser.checkpoints.hashing import content_hash
 from merganser.checkpoints.json_file import read_config
 from merganser.checkpoints.kinds import is_adapter
 from merganser.checkpoints.layouts import module_tensors
 from merganser.checkpoints.lazy_tensors import LazyTensor, StoredTensor, find_stored_names
 from merganser.checkpoints.memory import StateDict
+from merganser.checkpoints.remote.downloads import is_download
 from merganser.checkpoints.scattering import scatter
 from merganser.checkpoints.skeleton import build_from_config, build_plain_skeleton, build_skeleton
 from merganser.checkpoints.ties import check_head_is_known, check_separable, ties
@@ -271,11 +273,14 @@ class Adapted(View):
         return 3 * sum(4 * self.source.spec(each).numel for each in find_stored_names(tensor) if each in self.source)
 
     def fingerprint(self) -> str:
-        own = f"{self.source.fingerprint()} {self.adapter.weights.fingerprint()} {self.adapter.config}"
-        return hash_text(own)
+        weights = self.adapter.weights
+        adapter = content_hash(weights) if is_download(self.adapter.path) else weights.fingerprint()
+        return hash_text(f"{self.source.fingerprint()} {adapter} {self.adapter.config}")
 
     def files(self) -> Sequence[Path]:
-        return [*self.source.files(), *self.adapter.weights.files()]
+        """Return the files of the base and the adapter, without a download, which is known by its content."""
+        own = () if is_download(self.adapter.path) else self.adapter.weights.files()
+        return [*self.source.files(), *own]
 
     def notes(self) -> list[str]:
         """Return notes on modules of the adapter that belong to other components."""

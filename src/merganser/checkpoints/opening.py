@@ -141,7 +141,7 @@ def _open_remote(url: str, over: tuple[Path, ...]) -> Checkpoint:
     from merganser.checkpoints.remote.models import fetch_adapter, fetch_small_files, open_remote
 
     place = fetch_small_files(url.rstrip("/"))
-    return _open_adapter(fetch_adapter(url), over) if is_adapter(place) else open_remote(url)
+    return _open_adapter(fetch_adapter(url), over, url) if is_adapter(place) else open_remote(url)
 
 
 def _open_path(path: Path, over: tuple[Path, ...]) -> Checkpoint:
@@ -182,15 +182,19 @@ def _decode(checkpoint: Checkpoint) -> Checkpoint:
     return dequantise(checkpoint)
 
 
-def _open_adapter(path: Path, over: tuple[Path, ...]) -> Checkpoint:
+def _open_adapter(path: Path, over: tuple[Path, ...], shown: str = "") -> Checkpoint:
+    """Open an adapter that names its base; `shown` is the address that it was downloaded from."""
     from merganser.checkpoints.adapter import Adapted
     from merganser.checkpoints.adapter_file import AdapterFile
 
     place = path.resolve()
+    shown = shown or str(path)
     if place in over:
-        raise CheckpointError(f"{path}: the adapter is its own base; write BASE+{path}")
+        raise CheckpointError(f"{shown}: the adapter is its own base; write BASE+{shown}")
     adapter = AdapterFile(path)
     base = adapter.config.get("base_model_name_or_path")
     if not base:
-        raise CheckpointError(f"{path}: an adapter without its base; write BASE+{path}")
-    return Adapted(_open(str(base), (*over, place)), adapter)
+        raise CheckpointError(f"{shown}: an adapter without its base; write BASE+{shown}")
+    adapted = Adapted(_open(str(base), (*over, place)), adapter)
+    adapted.label = f"{adapted.source.label}+{shown}"
+    return adapted

@@ -9,7 +9,7 @@ from pathlib import Path
 from merganser.checkpoints.references import exists, parts
 from merganser.errors import InputError
 
-#: Bytes that the names of files beside an output may be longer: unfinished output, locks, the lock file of a single file.
+#: Bytes by which names of files beside an output may be longer: unfinished output, locks, the lock of a single file.
 _ADDED = 32
 
 

@@ -5,7 +5,6 @@ The modules of sentence-transformers after the first (`2_Dense`) are small, and 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,6 +17,7 @@ from merganser.checkpoints.directory import Directory, check_index, prefix_folde
 from merganser.checkpoints.directory import open_file as open_local
 from merganser.checkpoints.kinds import SMALL_SUFFIXES, is_adapter
 from merganser.checkpoints.memory import StateDict
+from merganser.checkpoints.remote.downloads import new_directory
 from merganser.checkpoints.remote.files import PARALLEL, check_url, fetch, is_http, open_file, open_store
 from merganser.checkpoints.remote.tensors import RemoteSafetensors
 from merganser.checkpoints.submodules import CHOICES, MODULE_WEIGHTS, MODULES, module_folders, module_weights
@@ -129,18 +129,13 @@ def _join(home: str, name: str) -> str:
     return f"{home}/{quote(name) if is_http(home) else name}"
 
 
-_kept: list[tempfile.TemporaryDirectory[str]] = []
-
-
 @lru_cache(maxsize=256)
 def fetch_small_files(home: str) -> Path:
     """Return a directory with the files beside a model's weights, and those of modules in folders; it is removed when
     the process ends.
     """
     check_url(home)
-    holder = tempfile.TemporaryDirectory(prefix="merganser-", ignore_cleanup_errors=True)
-    _kept.append(holder)
-    place = Path(holder.name)
+    place = new_directory()
 
     def take(name: str, limit: int = _LARGEST) -> bool:
         path = confine(place, name, home)
