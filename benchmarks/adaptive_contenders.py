@@ -19,7 +19,7 @@ from merganser.modules.activations import capture
 from merganser.modules.inputs import Inputs
 from merganser.routing import AdaptiveModel, Prediction
 from merganser.routing.baselines import Baseline, Smile, Static, TwinMerging, WeMoE
-from merganser.routing.choices import Routing
+from merganser.routing.choices import Routing, choose
 from merganser.routing.composition import applied
 from merganser.routing.layers import leading_layers
 from merganser.routing.routers import DiscriminantRouter, ProjectionRouter, Router, RoutingSource
@@ -160,8 +160,7 @@ def _features(setting: Setting, model: Model, x: Inputs) -> tuple[Tensor, Routin
     if votes is None:
         return read, None
     tasks = model.library.experts
-    sets = (frozenset(tasks),) * x.size
-    return read, Routing(tasks, votes.detach().cpu(), sets, torch.zeros(x.size, dtype=torch.bool))
+    return read, choose(tasks, votes.detach().cpu(), threshold=0.0, top=len(tasks))
 
 
 def _adaptive_features(setting: Setting, model: AdaptiveModel, x: Inputs) -> tuple[Tensor, Routing]:
@@ -182,18 +181,15 @@ def _adaptive_features(setting: Setting, model: AdaptiveModel, x: Inputs) -> tup
 
 def _anything(model: Model, x: Inputs) -> Routing:
     tasks = model.library.experts
-    weights = torch.full((x.size, len(tasks)), 1 / len(tasks))
-    return Routing(tasks, weights, (frozenset(tasks),) * x.size, torch.zeros(x.size, dtype=torch.bool))
+    return choose(tasks, torch.full((x.size, len(tasks)), 1 / len(tasks)), threshold=0.0, top=len(tasks))
 
 
 def _choices(routing: Routing | None, anything: Routing) -> dict[Rule, Routing]:
-    """The routing that each rule asks for: one task, or those of the set; a static merge has no weights to go by."""
+    """The routing that each rule asks for: one task, or those of the set; for a static merge, all tasks are alike."""
     if routing is None:
-        return {"logit": anything, "probability": anything}
-    tasks = routing.tasks
-    best = tuple(frozenset([tasks[index]]) for index in routing.weights.argmax(1).tolist())
-    alone = Routing(tasks, routing.weights, best, routing.fallback)
-    return {rule: alone if rule == "vote" else routing for rule in RULES}
+        return {rule: anything for rule in RULES if rule != "vote"}
+    best = choose(routing.tasks, routing.weights, threshold=0.0, top=1)
+    return {rule: best if rule == "vote" else routing for rule in RULES}
 
 
 def marks(predictions: list[Prediction], parts: Labelled, task: str, rule: Literal["label", "pair"]) -> Tensor:

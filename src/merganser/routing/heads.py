@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from merganser.errors import InputError, did_you_mean, first_line, one_of
 from merganser.modules.naming import adopt
-from merganser.routing.choices import Routing
+from merganser.routing.choices import Routing, choose
 from merganser.routing.predictions import Prediction
 
 #: From features (samples × width) to logits (samples × classes); a linear head may be given as its `weight` and `bias`.
@@ -114,7 +114,7 @@ class Heads(nn.Module):
         sets, weights = routing.sets, routing.weights
         if task is not None:
             sure = torch.tensor([[float(name == task) for name in self.tasks]]).expand(len(sets), -1)
-            told = Routing(self.tasks, sure, (frozenset([task]),) * len(sets), routing.fallback)
+            told = choose(self.tasks, sure, threshold=1.0, top=1)
             return self.predict(features, told, score)._replace(sets=sets, routing=routing)
         if together and len(set(sets)) > 1:
             raise InputError("samples that share one head need one set of experts; these were routed separately")

@@ -13,7 +13,7 @@ from merganser.errors import InputError, one_of
 from merganser.library.library import Library
 from merganser.modules.inputs import Inputs
 from merganser.modules.moments import evaluating
-from merganser.routing.choices import Routing
+from merganser.routing.choices import choose
 from merganser.routing.composition import Composition
 from merganser.routing.heads import HeadLike, Heads, HeadScore
 from merganser.routing.models import Features, LibraryModel
@@ -93,12 +93,9 @@ class Baseline(LibraryModel):
     def answer(self, inputs: Inputs, output: Any, votes: Tensor | None, task: str | None = None) -> Prediction:
         """Answer a batch from the result of `run`."""
         tasks = self.library.experts
-        if votes is None:
-            sets = (frozenset(tasks),) * inputs.size
-            votes = torch.full((inputs.size, len(tasks)), 1 / len(tasks))
-        else:
-            sets = tuple(frozenset([tasks[index]]) for index in votes.argmax(1).tolist())
-        routing = Routing(tasks, votes.cpu(), sets, torch.zeros(inputs.size, dtype=torch.bool))
+        asked = len(tasks) if votes is None else 1
+        weights = torch.full((inputs.size, len(tasks)), 1 / len(tasks)) if votes is None else votes.cpu()
+        routing = choose(tasks, weights, threshold=0.0, top=asked)
         found = self.heads.predict(self.features(output, inputs), routing, self.score, task=task)
         return found._replace(output=output)
 

@@ -20,9 +20,9 @@ class Gates(ABC):
     def __call__(self, layer: str, x: Tensor) -> Tensor:
         """Return the gates for the input of a layer: one row per input row, or one per sample."""
 
-    def votes(self) -> Tensor | None:
-        """Return votes of shape (samples, tasks) after the pass; `None` if gates mix and do not choose."""
-        return None
+    @abstractmethod
+    def votes(self) -> Tensor:
+        """Return votes of shape (samples, tasks) after the pass."""
 
 
 class GatedBaseline(Baseline):
@@ -43,7 +43,7 @@ class GatedBaseline(Baseline):
     def ungated(self) -> Composition:
         """Return `rest`, given the layers in `stacks`."""
 
-    def attempt(self, inputs: Inputs, task: str | None) -> tuple[Any, Tensor | None]:
+    def attempt(self, inputs: Inputs, task: str | None) -> tuple[Any, Tensor]:
         gates = self.open_gates(inputs)
         with applied(self.module, self.rest), gated(self.module, self.stacks, gates) as read:
             output = inputs.run(self.module)
