@@ -7,6 +7,7 @@ import importlib
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import mkdocs_gen_files
@@ -24,12 +25,15 @@ PACKAGES = (
     "merganser",
     "align",
     "analysis",
+    "checkpoints",
+    "errors",
     "evaluate",
     "evolve",
     "federated",
     "interference",
     "library",
     "origin",
+    "recipes",
     "report",
     "routing",
     "surgery",
@@ -194,23 +198,36 @@ def shown(parameter: Any) -> str:
     return f"`{getattr(default, 'value', default)}`"
 
 
-def reference(package: str) -> str:
-    """The public names of a package, each with its documentation."""
+def reference(package: str, shown: set[str]) -> str:
+    """The public names of a package and of its public modules, each with its documentation, unless it was shown."""
     name = "merganser" if package == "merganser" else f"merganser.{package}"
     module = importlib.import_module(name)
-    parts = [f"# {name}", inspect.cleandoc(module.__doc__ or "")]
-    for public in module.__all__:
-        found = getattr(module, public)
-        if inspect.isclass(found) or inspect.isfunction(found):
-            parts.append(f"::: {found.__module__}.{found.__qualname__}")
+    parts = [f"# {name}", inspect.cleandoc(module.__doc__ or ""), *documented(module, shown)]
+    for public in getattr(module, "__all__", ()) if package != "merganser" else ():
+        inner = getattr(module, public)
+        if inspect.ismodule(inner) and (own := documented(inner, shown, level=3)):
+            parts += [f"## {name}.{public}", inspect.cleandoc(inner.__doc__ or ""), *own]
     return "\n\n".join(parts) + "\n"
+
+
+def documented(module: ModuleType, shown: set[str], level: int = 2) -> list[str]:
+    """The classes and functions that a module exports, or else defines, below headings of a level."""
+    names = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+    found = [getattr(module, name) for name in names]
+    own = [each for each in found if inspect.isclass(each) or inspect.isfunction(each)]
+    if not hasattr(module, "__all__"):
+        own = [each for each in own if each.__module__ == module.__name__]
+    places = [place for each in own if (place := f"{each.__module__}.{each.__qualname__}") not in shown]
+    shown.update(places)
+    return [f"::: {place}\n    options:\n      heading_level: {level}" for place in places]
 
 
 write("reference/methods.md", methods())
 write("reference/commands.md", commands())
 write("reference/files.md", files())
+listed: set[str] = set()
 for package in PACKAGES:
-    write(f"reference/{package}.md", reference(package))
+    write(f"reference/{package}.md", reference(package, listed))
 for source, page in COPIES.items():
     write(page, (ROOT / source).read_text(encoding="utf-8"))
 for result in sorted((ROOT / "benchmarks" / "results").glob("*.json")):

@@ -151,7 +151,7 @@ class _Range(_Description):
     def read(self, section: Mapping[str, Any], depth: int, layer: int) -> bool:
         end = section.get(_END, -1)
         last = end if end >= 0 else depth - 1
-        return self.setting(section) <= layer <= last and (layer + 1) % section.get(_INTERVAL, 1) == 0
+        return bool(self.setting(section) <= layer <= last and (layer + 1) % section.get(_INTERVAL, 1) == 0)
 
     def write(self, values: Sequence[Any]) -> dict[str, Any] | None:
         sparse = [k for k, value in enumerate(values) if value]
