@@ -211,12 +211,13 @@ def reference(package: str, shown: set[str]) -> str:
 
 
 def documented(module: ModuleType, shown: set[str], level: int = 2) -> list[str]:
-    """The classes and functions that a module exports, or else defines, below headings of a level."""
+    """The functions, classes and errors that a module exports, or else defines, below headings of a level."""
     names = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
     found = [getattr(module, name) for name in names]
     own = [each for each in found if inspect.isclass(each) or inspect.isfunction(each)]
     if not hasattr(module, "__all__"):
         own = [each for each in own if each.__module__ == module.__name__]
+    own.sort(key=lambda each: inspect.isclass(each) + (inspect.isclass(each) and issubclass(each, Exception)))
     places = [place for each in own if (place := f"{each.__module__}.{each.__qualname__}") not in shown]
     shown.update(places)
     return [f"::: {place}\n    options:\n      heading_level: {level}" for place in places]
