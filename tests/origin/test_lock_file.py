@@ -173,7 +173,7 @@ DAMAGES = {
     "headers of outputs have no digests": lambda data: data["headers"].clear(),
     "sources have no digests": lambda data: data.update(sources={"x": []}),
     "files have no digests": lambda data: data["files"].update(a=3),
-    "of no known kind": lambda data: data["models"][0].update(kind={}),
+    "of an unknown kind": lambda data: data["models"][0].update(kind={}),
     "has no label": lambda data: data["models"].append(7),
     "made_of is not a list": lambda data: data["models"][0].update(made_of={}),
     "not a text": lambda data: data["models"][0].update(licence=["mit"]),

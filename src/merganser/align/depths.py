@@ -156,7 +156,7 @@ def _list_blocks(model: nn.Module, blocks: str) -> list[str]:
     found = dict(model.named_modules()).get(blocks)
     if not isinstance(found, nn.ModuleList | nn.Sequential) or not len(found):
         known = [name for name, part in model.named_modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
-        raise InputError(f"{blocks!r} is no list of blocks; the model has {', '.join(known) or 'none'}")
+        raise InputError(f"{blocks!r} is not a list of blocks; the model has {', '.join(known) or 'none'}")
     return [f"{blocks}.{name}" for name, _ in found.named_children()]
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SINGLE = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 _FUSED = re.compile(r"(.+\.experts)\.([^.]*[A-Za-z][^.]*(?:\.weight|\.bias)?)")
 _ROUTER = re.compile(r"(gate|router|moe_statics)(\..+)?|e_score_correction_bias|expert_bias")
-#: What may have as many numbers as there are experts, and says nothing of them.
+#: Names of tensors that may have as many entries as there are experts, but do not belong to them.
 _OTHER = re.compile(r"^experts\.|shared|norm|attention|attn")
 _CHUNK = 1 << 22
 

@@ -23,8 +23,9 @@ def layer_options(labels: Sequence[str], reach: int) -> tuple[str, ...]:
 
 
 def stack_layers(document: Mapping[str, Any], labels: Sequence[str], picks: Sequence[str]) -> dict[str, Any]:
-    """Return the recipe with slices in the place of its models: layer by layer the one that was picked, from the first
-    or the last layer where the model has none so far off."""
+    """Return the recipe with slices instead of models: in every place, the layer that was picked. A pick before the
+    first or after the last layer of its model takes the first or the last.
+    """
     paths = dict(zip(labels, (model["path"] for model in document["models"]), strict=True))
     slices: list[dict[str, Any]] = []
     for place, pick in enumerate(picks):

@@ -45,10 +45,9 @@ def ranks_by_layer(library: Library) -> dict[str, dict[str, float]]:
 def predict_budgets(library: Library) -> list[dict[str, Any]]:
     """Return, for budgets up to the library's own size, the energy that each expert would keep.
 
-    The energy is the share of ‖Δ‖² of a task vector Δ that is kept, with ranks chosen as a build with that budget
-    of plain factors chooses them among the components the library holds. A build from the experts themselves keeps at
-    least that, and one that is free to choose codes about that or more. Of a library in codes nothing can be said: a
-    smaller budget may take other codes altogether.
+    The energy is the share of ‖Δ‖² of a task vector Δ that is kept if the components in the library are cut to this
+    budget. A new build from the experts themselves keeps at least that with plain factors, and about that or more with
+    codes. For a library in codes the list is empty, since a smaller budget may choose quite different codes.
     """
     if library.manifest.policy.codes:
         return []

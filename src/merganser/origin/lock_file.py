@@ -153,9 +153,10 @@ def parse_lock(data: Mapping[str, Any], where: str) -> LockFile:
 
 def _read_ancestor(data: Any, expect: Any) -> Ancestor:
     expect(isinstance(data, dict) and isinstance(data.get("label"), str), "a model has no label")
-    expect(data.get("kind") in _KINDS, f"the model {data['label'][:80]!r} is of no known kind")
+    expect(data.get("kind") in _KINDS, f"the model {data['label'][:80]!r} is of an unknown kind")
     found: dict[str, Any] = {key: data.get(key) for key in ("licence", "repository", "revision", "lock")}
-    expect(all(isinstance(each, str | None) for each in found.values()), "what is said of a model is not a text")
+    wrong = next((key for key, each in found.items() if not isinstance(each, str | None)), "")
+    expect(not wrong, f"the {wrong} of a model is not a text")
     for key in ("methods", "files"):
         listed = data.get(key, [])
         expect(isinstance(listed, list) and all(isinstance(each, str) for each in listed), f"{key} are not texts")

@@ -17,7 +17,7 @@ _CONCLUDED = re.compile(
     r"[(\[\"'*]*([a-z])[)\]\"'*]*\s*(?:[.,;!\n(]|$)",
     re.I,
 )
-#: Several letters at once are no choice.
+#: Several letters at once do not choose one.
 _UNDECIDED = re.compile(r"\b(?:both|either)\s+\(?[a-z]\)?\s+(?:and|or)\s+\(?[a-z]\)?(?!\w)", re.I)
 _WRONG_AFTER = re.compile(r"[)\].:]?\s*(?:is|are|was)\s+(?:\w+\s+)?(?:wrong|incorrect|false|not|out)\b", re.I)
 
