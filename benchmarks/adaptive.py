@@ -20,6 +20,8 @@ experts' right answers, see `benchmarks.answers`), and `rows` by contender:
 - `task`: how often the true task has the largest weight; `set_size`: experts merged for a sentence;
 - `forwards`: multiply-adds over those of one forward pass of the whole encoder, merging of sets included, for single
   sentences in a stream of all tasks; `numbers`: what is stored beside the base, over the trained tensors' numbers.
+
+`storage` has the same numbers for every contender, counted from the shapes, by number of tasks.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ import torch
 
 from benchmarks import answers
 from benchmarks.adaptive_contenders import CONTENDERS, Contender, Model, Pass, marks, run
-from benchmarks.adaptive_costs import forwards, numbers
+from benchmarks.adaptive_costs import forwards, numbers, storage
 from benchmarks.adaptive_setting import Setting, Sizes, prepare, same_question
 from benchmarks.records import record
 from benchmarks.zoo.cards import add_locations
@@ -143,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sizes = Sizes(16, 8, 16, 16) if options.quick else Sizes.of(len(tasks))
         setting = prepare(options.cache, options.data, tasks, sizes)
         names = ("MASS", "TSV-M") if options.quick else options.only or [each.name for each in CONTENDERS]
+        results["storage"] = {n: storage(setting.encoder, len(own)) for n, own in SETS.items() if n.isdigit()}
         for found in evaluate(setting, names, results["sets"].get(name, {})):
             results["sets"][name] = {"sizes": asdict(sizes), **found}
             record(options.json, results, seeds=[0], added=True)

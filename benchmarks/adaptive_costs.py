@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
+from torch import nn
 
 from benchmarks.adaptive_accounting import Cost, measure, multiply_adds, stored
 from benchmarks.adaptive_contenders import Model
 from benchmarks.adaptive_setting import Setting
+from merganser.methods.matrices import rank_kept
+from merganser.modules.activations import linear_layers
 from merganser.modules.inputs import Inputs
 from merganser.routing import AdaptiveModel
 from merganser.routing.baselines import Smile
@@ -82,3 +85,43 @@ def numbers(model: Model, setting: Setting) -> float:
     else:
         whole = size.trained
     return (whole + fitted) / size.trained
+
+
+def storage(module: nn.Module, tasks: int) -> dict[str, float]:
+    """What `numbers` counts for experts that changed all tensors of a module, by their shapes alone.
+
+    Factors have rank n // T. Two rows have no contender: WeMoE as published, with whole task vectors in the gated
+    layers, and the experts themselves.
+    """
+    trained = sum(tensor.numel() for tensor in module.parameters())
+    layers = linear_layers(module)
+    gated = {name: layer for name, layer in layers.items() if layer.in_features != layer.out_features}
+
+    def factors(chosen: Mapping[str, nn.Linear]) -> int:
+        ranks = {name: rank_kept(min(layer.weight.shape), tasks, None) for name, layer in chosen.items()}
+        return sum(ranks[name] * sum(layer.weight.shape) for name, layer in chosen.items())
+
+    def weights(chosen: Mapping[str, nn.Linear]) -> int:
+        return sum(layer.weight.numel() for layer in chosen.values())
+
+    def biases(chosen: Mapping[str, nn.Linear]) -> int:
+        return sum(layer.out_features for layer in chosen.values())
+
+    singular_values = sum(rank_kept(min(layer.weight.shape), tasks, None) for layer in layers.values())
+    library = tasks * (factors(layers) + singular_values + trained - weights(layers))
+    width = list(layers.values())[-6].in_features
+    router = tasks * (width + 1)
+    gates = len(gated) // 2 * ((width + 1) * width + (width + 1) * tasks)
+    merged = trained - weights(gated) - biases(gated) + gates
+    counted = {
+        "MASS": library,
+        "MASS, fitted router": library + router,
+        "SMILE": library,
+        "Arrow": library,
+        "Twin-Merging": trained + tasks * (factors(layers) + biases(layers)) + router,
+        "WeMoE": merged + tasks * (factors(gated) + biases(gated)),
+        "WeMoE, whole task vectors": merged + tasks * (weights(gated) + biases(gated)),
+        "one merge": trained,
+        "the experts, whole": tasks * trained,
+    }
+    return {name: count / trained for name, count in counted.items()}

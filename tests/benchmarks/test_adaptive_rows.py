@@ -5,13 +5,14 @@ import torch
 
 from benchmarks import answers
 from benchmarks.adaptive import CONTENDERS, evaluate, tune
-from benchmarks.adaptive_contenders import marks, run
-from benchmarks.adaptive_costs import numbers, single_sentences
+from benchmarks.adaptive_contenders import last_block, marks, run
+from benchmarks.adaptive_costs import numbers, single_sentences, storage
 from benchmarks.adaptive_setting import Data, Setting, Sizes, same_question
 from benchmarks.reporting.sections import adaptive as section
 from merganser.library import Library
 from merganser.modules.inputs import Inputs
-from merganser.routing.baselines import Smile, Static
+from merganser.routing.baselines import Smile, Static, TwinMerging, WeMoE
+from merganser.routing.routers import DiscriminantRouter
 
 transformers = pytest.importorskip("transformers")
 
@@ -153,6 +154,33 @@ def test_a_static_merge_stores_the_trained_tensors_once(setting):
     assert numbers(setting.baseline(Smile), setting) == numbers(setting.model(), setting)
 
 
+def test_storage_by_shapes_is_what_models_store(tmp_path):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    layers = transformers.BertModel(config, add_pooling_layer=False).encoder.eval()
+    base = {name: tensor.detach() for name, tensor in layers.named_parameters()}
+    experts = {task: {name: tensor + torch.randn_like(tensor) for name, tensor in base.items()} for task in TASKS}
+    library = Library.build(base, experts, tmp_path / "whole")
+    heads = {task: {"weight": torch.randn(2, 16), "bias": torch.zeros(2)} for task in TASKS}
+    setting = Setting(library, heads, layers, Data({}, {}, {}, dict), {})
+    router = DiscriminantRouter.fit(last_block(setting), {task: torch.randn(3, 16) for task in TASKS})
+    models = {
+        "MASS": setting.model(),
+        "MASS, fitted router": setting.model(router=router),
+        "SMILE": setting.baseline(Smile),
+        "Twin-Merging": setting.baseline(TwinMerging, router=router),
+        "WeMoE": setting.baseline(WeMoE),
+        "one merge": setting.baseline(Static),
+    }
+    counted = storage(layers, len(TASKS))
+    assert {name: numbers(model, setting) for name, model in models.items()} == pytest.approx(
+        {name: counted[name] for name in models}
+    )
+    assert counted["WeMoE"] < counted["WeMoE, whole task vectors"] < counted["the experts, whole"] == len(TASKS)
+
+
 def test_the_section_reads_the_report(report):
-    parts = list(section.parts({"sets": {"8": report}}))
-    assert len(parts) == 5
+    parts = list(section.parts({"sets": {"8": report}, "storage": {"8": {"MASS": 1.5}}}))
+    assert len(parts) == 6

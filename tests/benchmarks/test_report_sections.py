@@ -58,6 +58,7 @@ ROW = {
     "numbers": 1.2,
 }
 ADAPTIVE = {
+    "storage": {"8": {"MASS": 1.5, "one merge": 1.0}},
     "sets": {
         "8": {
             "tasks": ["trec", "mr"],
@@ -69,7 +70,7 @@ ADAPTIVE = {
                 "TSV-M": ROW | {"label": {"trec": "80", "mr": "80"}},
             },
         }
-    }
+    },
 }
 KEPT = {"ratio": 2.0, "per_expert": 0.5, "accuracy": 0.9}
 STORED = {"bytes": 2**20, "ratio_to_base": 1.25, "largest": 0.02}
@@ -359,7 +360,7 @@ def test_orthogonal_maps_are_compared_with_permutations_like_with_like() -> None
 
 def test_adaptive_marks_the_best_and_says_whether_the_goal_is_met() -> None:
     assert "Goal (92 % of the labels with all 8 tasks): not met (66.1 %)." in text_of("adaptive", ADAPTIVE)
-    (table, _) = [part for part in adaptive.parts(ADAPTIVE) if isinstance(part, Table)]
+    (table, *_) = [part for part in adaptive.parts(ADAPTIVE) if isinstance(part, Table)]
     cells = {row[0]: row[3] for row in table.rows}
     assert cells["MASS"].startswith("**66.1 ± ")
     assert "**" not in cells["TSV-M"]
@@ -370,14 +371,15 @@ def test_adaptive_says_what_the_limit_misses_and_what_more_tasks_do() -> None:
     limit = {**found["rows"]["MASS"], "limit": True}
     better = {**found["rows"]["MASS"], "label": found["experts"]}
     more = {**found, "rows": {**found["rows"], adaptive.BASE: better, "limit": limit}}
-    record = {"sets": {"distinct": found, "14": more, "8": more}}
+    record = {"sets": {"distinct": found, "14": more, "8": more}, "storage": ADAPTIVE["storage"]}
     said = text_of("adaptive", record)
     assert "only 50 % of the sentences of trec; of the other tasks, of 90 % or more." in said
     assert f"{adaptive.BASE}, keeps more than MASS" in said
     assert "33.9 ± " in said
     growth, stored = [part for part in adaptive.parts(record) if isinstance(part, Table)][-2:]
     assert growth.columns == ["", "8 tasks", "14 tasks"]
-    assert [row[0] for row in stored.rows] == ["MASS", "TSV-M", adaptive.BASE, "limit"]
+    assert [row[0] for row in growth.rows] == ["MASS", "TSV-M", adaptive.BASE, "limit"]
+    assert stored.rows == [["MASS", "1.50×"], ["one merge", "1.00×"]]
 
 
 def test_a_difference_is_told_in_standard_errors() -> None:

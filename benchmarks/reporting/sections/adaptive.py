@@ -37,6 +37,7 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
         yield from _set(name, sets[name])
     if len(growing) > 1:
         yield from _growth({int(name): sets[name] for name in growing})
+    yield _storage(results["storage"])
 
 
 def _read(found: Mapping[str, Any], kind: str) -> dict[str, Answers]:
@@ -168,12 +169,16 @@ def _growth(sets: Mapping[int, Mapping[str, Any]]) -> Iterator[Part]:
             )
         ],
     )
-    yield Table(
-        columns,
-        [[row, *(f"{found['rows'][row]['numbers']:.2f}×" for found in sets.values())] for row in rows],
-        "Numbers stored in addition to the base, relative to the trained tensors. All methods use the library's "
-        "factors, whose ranks are a share of 1/T, also where the original stores whole task vectors (WeMoE). The fixed "
-        "merge of MASS is computed from the factors when a model starts, and then takes 1.00× of memory",
+
+
+def _storage(counted: Mapping[str, Mapping[str, float]]) -> Table:
+    rows = next(iter(counted.values()))
+    return Table(
+        ["", *(f"{count} tasks" for count in counted)],
+        [[row, *(f"{own[row]:.2f}×" for own in counted.values())] for row in rows],
+        "Numbers stored in addition to the base, relative to the trained tensors, counted from their shapes. Factors "
+        "have the rank n/T in all methods; the original of WeMoE has whole task vectors. The fixed merge of MASS is "
+        "computed from the factors when a model starts, and then takes 1.00× of memory",
     )
 
 
