@@ -2,6 +2,7 @@
 
 `train(kind, seed, task, cache)` returns the initial and the trained network of one seed: "vit" classifies the patches
 of Fashion-MNIST (LayerNorm), "gpt" predicts the next character of film reviews (RMSNorm). Trained weights are cached.
+"vit-cifar10" is the larger patch transformer of `benchmarks.zoo.vision`, which has to be there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+from benchmarks.zoo import vit
+from benchmarks.zoo.cards import default_cache
+from benchmarks.zoo.images import Split, load_images
+from benchmarks.zoo.vision import initial_model, load_model
 
 CONTEXT = 32
 ALPHABET = " abcdefghijklmnopqrstuvwxyz.,'-!?0123456789\n"
@@ -130,13 +136,27 @@ def text(data: Path) -> Task:
     return Task(*windows("mr.train.tsv"), *windows("mr.test.tsv"))
 
 
-KINDS = {"vit": (ViT, images, 64), "gpt": (GPT, text, 32)}
+def small_photographs(data: Path) -> Task:
+    """The first images of CIFAR-10: batches take a few thousand."""
+
+    def stacked(split: Split, most: int) -> tuple[Tensor, Tensor]:
+        batches = list(split.head(most).batches())
+        return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+
+    train, test = load_images("cifar10", data, default_cache())
+    return Task(*stacked(train, 8_000), *stacked(test, 5_000))
+
+
+CIFAR10 = "vit-cifar10"
+KINDS = {"vit": (ViT, images, 64), "gpt": (GPT, text, 32), CIFAR10: (vit.ViT, small_photographs, 64)}
 
 
 def train(
     kind: str, seed: int, task: Task, cache: Path | None = None, steps: int = 1200, rate: float = 3e-3
 ) -> tuple[nn.Module, nn.Module]:
-    """Return the network of a seed at its initialisation, and trained (one cycle of AdamW)."""
+    """Return the network of a seed at its initialisation, and trained (one cycle of AdamW, or by the zoo)."""
+    if kind == CIFAR10:
+        return initial_model("vit", seed), load_model("vit", "cifar10", seed)
     make, _, size = KINDS[kind]
     torch.manual_seed(seed)
     initial, trained = make().apply(_initialise), make()

@@ -2,7 +2,8 @@
 
     python -m benchmarks.alignment_transformers --data DIR [--cache DIR] [--kind vit] [--source loss …] [--json FILE]
 
-Trains small networks (`alignment_training`, about half a minute of processor each), or takes them from the cache. The
+Trains small networks (`alignment_training`, about half a minute of processor each), or takes them from the cache; the
+kind "vit-cifar10" is larger (six blocks of width 96), comes from the zoo, and takes some forty minutes to align. The
 barrier is the loss of the mean network less the mean loss of its ends, in the plain form and after REPAIR on 8 batches
 of training inputs. "weights" needs no data, "activations" the same 8 batches. "outputs" and "loss" learn the maps by
 the straight-through estimator, in 200 steps for either group of maps: "outputs" makes the midpoint predict what the two

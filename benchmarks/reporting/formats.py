@@ -24,6 +24,11 @@ def points(difference: Score) -> str:
     return f"**{text}**" if difference.clear else text
 
 
+def lead(difference: Score) -> str:
+    """A difference of accuracies with its standard error, in bold if it is positive beyond two of them."""
+    return points(difference) if difference.mean > 0 else points(difference).strip("*")
+
+
 def _positive_zero(text: str) -> str:
     return text if float(text) else text.removeprefix("-")
 

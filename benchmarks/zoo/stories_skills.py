@@ -9,7 +9,7 @@ that `benchmarks.zoo.stories` writes.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def train(skill: Skill, base: Path, cache: Path, seed: int, schedule: Schedule) 
     examiner = examine(skill, base)
     before = _score(model, examiner)
     watch = Stopwatch()
-    losses = _fit(model, tokenizer, skill.train, seed, schedule)
+    losses = fit(model, tokenizer, skill.train, seed, schedule)
     trained = watch.read()
     after = _score(model, examiner)
     model.save_pretrained(directory)
@@ -80,8 +80,27 @@ def train(skill: Skill, base: Path, cache: Path, seed: int, schedule: Schedule) 
     return directory
 
 
-def _fit(model: Any, tokenizer: Any, examples: Sequence[Example], seed: int, schedule: Schedule) -> list[float]:
-    """Train on a stretch of the shuffled examples, another one for each seed; the loss of every step."""
+def fit(
+    model: Any,
+    tokenizer: Any,
+    examples: Sequence[Example],
+    seed: int,
+    schedule: Schedule,
+    on_step: Callable[[int], None] = lambda done: None,
+) -> list[float]:
+    """Train a language model for a skill, in place.
+
+    Args:
+        model: A causal language model of transformers.
+        tokenizer: Its tokenizer.
+        examples: Shuffled examples, of which every seed takes another stretch.
+        seed: Which stretch.
+        schedule: Steps and rate.
+        on_step: Called after each step with the number of steps done.
+
+    Returns:
+        The loss of every step.
+    """
     model.train()
     optimiser = torch.optim.AdamW(model.parameters(), schedule.rate, weight_decay=0.0)
     losses = []
@@ -104,6 +123,7 @@ def _fit(model: Any, tokenizer: Any, examples: Sequence[Example], seed: int, sch
         loss.backward()
         optimiser.step()
         losses.append(loss.item())
+        on_step(step + 1)
     return losses
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.answers import pack
+from benchmarks.answers import Score, pack
 from benchmarks.reporting import drawing, markdown
-from benchmarks.reporting.formats import against
+from benchmarks.reporting.formats import against, lead
 from benchmarks.reporting.leads import LEADS
 from benchmarks.reporting.parts import Figure, Table, Text
 from benchmarks.reporting.sections import SECTIONS, adaptive
@@ -193,6 +193,23 @@ ATM = {
     "first_share": 0.4,
     "plane": {"points": {"ATM": [[0.0, 0.0], [1.0, 1.0]], "turned": [[0.0, 0.0], [2.0, 0.0]]}, "explained": [0.5, 0.2]},
 }
+FORGETTING = {
+    "stories": 4,
+    "held_out": {"questions": 100, "sources": 100},
+    "runs": [
+        {"seed": seed, "learns": learns, "knew": knew, "take": 0.5}
+        | {"training": [{"at": 0, "kept": high, "learned": 0.2}, {"at": 8, "kept": low, "learned": 0.9}]}
+        | {
+            "path": [
+                {"at": 0.0, "kept": high, "learned": 0.2},
+                {"at": 0.5, "kept": high, "learned": 0.7 + 0.1 * seed},
+                {"at": 1.0, "kept": low, "learned": 0.9},
+            ]
+        }
+        for seed in (0, 1)
+        for learns, knew, high, low in (("questions", "stories", -1.0, -2.0), ("sources", "questions", 0.9, 0.5))
+    ],
+}
 RECORDS: dict[str, Any] = {
     "atm": ATM,
     "mergeability": MERGEABILITY,
@@ -202,6 +219,18 @@ RECORDS: dict[str, Any] = {
     "theory": THEORY,
     "single_task_resnet20-bn": resnets(5, ours=0.7),
     "single_task_extras": EXTRAS,
+    "single_task_extras_cnn-fashion": {
+        "ensembles": {
+            name: {"accuracy": score, "networks": count}
+            for name, score, count in (
+                ("single models", 0.9, 1.0),
+                ("ensemble of the models", 0.92, 3.0),
+                ("mean of the universe, REPAIR", 0.8, 1.0),
+                ("5 samples of the universe", 0.7, 5.0),
+                ("5 samples of the universe, REPAIR", 0.85, 5.0),
+            )
+        }
+    },
     "single_task_extras_resnet20-bn": {**EXTRAS, "barriers": {"ResNet20": {"as trained": CURVE}}},
     "peers": {
         "programs": {"Merganser": {"version": "1", **TIMED}, "mergekit": {"version": "2", **TIMED}},
@@ -280,6 +309,7 @@ RECORDS: dict[str, Any] = {
         }
     },
     "transport": {"rows": [*MOVED]},
+    "forgetting": FORGETTING,
     "taskvectors": {"params": "200M", "start_up": 1.0, "sides": {"recipe": {"ratio_to_limit": 1.1, **TIMED}}},
 }
 
@@ -418,6 +448,11 @@ def test_the_table_of_methods_marks_the_best_merge_and_not_the_experts() -> None
     assert not cells.keys() & set(ABLATED)
 
 
+def test_only_methods_ahead_of_a_rival_are_bold_beside_it() -> None:
+    ahead, behind, near = Score(0.05, 0.01), Score(-0.05, 0.01), Score(0.01, 0.01)
+    assert [lead(each) for each in (ahead, behind, near)] == ["**+5.0 ± 1.0**", "-5.0 ± 1.0", "+1.0 ± 1.0"]
+
+
 def test_the_goal_of_mergeability_needs_held_out_pairs_to_be_ranked() -> None:
     assert "on held-out pairs and methods): met." in text_of("mergeability", MERGEABILITY)
     turned = [
@@ -431,12 +466,27 @@ def test_the_goal_of_mergeability_needs_held_out_pairs_to_be_ranked() -> None:
     assert "The same goal on another backbone: not met." in said
 
 
+def test_the_best_ensemble_of_samples_is_named() -> None:
+    record = "single_task_extras_cnn-fashion"
+    assert text_of(record, RECORDS[record]).startswith("3 small CNNs without normalisation on Fashion-MNIST.")
+    said = "5 samples of the universe with REPAIR classify 85.0 % correctly together, one mean of all networks with"
+    assert LEADS[record](RECORDS[record]).startswith(said)
+
+
 def test_clients_are_compared_repeat_by_repeat() -> None:
     said = text_of("single_task_extras", EXTRAS)
     assert "alignment changes this by **+30.0 ± 0.0** points with clients aligned in a universe" in said
     assert "clients that start together stay aligned" in said
     runs = EXTRAS["federated"]["runs"] | {"same: 5: aligned in a universe": [[0.1, 0.2], [0.1, 0.3]]}
     assert "stay aligned" not in text_of("single_task_extras", EXTRAS | {"federated": {"images": 500, "runs": runs}})
+
+
+def test_what_is_forgotten_and_given_back_is_told() -> None:
+    said = text_of("forgetting", FORGETTING)
+    assert "raises questions from 20.0 to 90.0 % and changes stories from 2.72 to 7.39 (perplexity)" in said
+    assert "changes questions from 90.0 to 50.0 (%). At α = 0.5," in said
+    assert "sources has 75.0 % and questions 90.0." in said
+    assert "50 % of the way back, 75.0 and 90.0 %" in LEADS["forgetting"](FORGETTING)
 
 
 def test_rounds_are_compared_with_task_arithmetic_seed_by_seed() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks import answers
 from benchmarks.reporting.formats import between, percent
 from benchmarks.reporting.sections import adaptive as routing
+from benchmarks.reporting.sections import forgetting as lines
 from benchmarks.reporting.sections import mergeability as judged
 from benchmarks.reporting.sections import multi_task
 
@@ -104,4 +105,21 @@ def alternating(results: Mapping[str, Any]) -> str:
         "If you can train, merge early and often (`mg.tuning.atm`): short rounds of fine-tuning and merging reach "
         f"{percent(rows[best])} % where one merge at the end reaches {percent(rows['task arithmetic'])} %"
         + (f", and joint training on all data {percent(rows[JOINT])} %." if JOINT in rows else ".")
+    )
+
+
+def forgetting(results: Mapping[str, Any]) -> str:
+    said = []
+    for (learns, knew), found in lines.stages_of(results).items():
+        if knew == lines.STORIES:
+            continue
+        last, chosen = found["path"][-1], lines.best_of_both(found)
+        said.append(
+            f"after {knew}, a fine-tune for {learns} answers {percent(last['learned'])} % right, and "
+            f"{percent(last['kept'])} % of {knew}; {percent(1 - chosen['at'], 0)} % of the way back, "
+            f"{percent(chosen['learned'])} and {percent(chosen['kept'])} %"
+        )
+    return (
+        "If a fine-tune forgot too much, go some of the way back to its base (WiSE-FT, "
+        f"`mg.tuning.forgetting.forgetting_path`): {'; '.join(said)}."
     )

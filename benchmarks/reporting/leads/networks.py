@@ -28,7 +28,8 @@ def matched(name: str, results: Mapping[str, Any]) -> str:
 
 def transformers(results: Mapping[str, Any]) -> str:
     said = []
-    for kind, name in (("gpt", "character models"), ("vit", "image classifiers")):
+    names = {"gpt": "character models", "vit": "image classifiers", "vit-cifar10": "larger ones on CIFAR-10"}
+    for kind, name in names.items():
         if kind not in results:
             continue
         pairs = [row for row in results[kind]["rows"] if len(row["seeds"]) == 2]
@@ -54,6 +55,17 @@ def extras(results: Mapping[str, Any]) -> str:
     return (
         f"Reference, order and start of alignment {matters} for these networks: their mean has an accuracy of "
         f"{percent(min(rows))} to {percent(max(rows))} %."
+    )
+
+
+def sampled(results: Mapping[str, Any]) -> str:
+    """Of ensembles: what samples of the universe reach, beside one mean and the networks themselves."""
+    rows = {name: percent(row["accuracy"]) for name, row in results["ensembles"].items()}
+    best = max((name for name in rows if "samples of the universe" in name), key=lambda name: float(rows[name]))
+    return (
+        f"{best.partition(',')[0]} {'with REPAIR ' if 'REPAIR' in best else ''}classify {rows[best]} % correctly "
+        f"together, one mean of all networks with REPAIR {rows['mean of the universe, REPAIR']} %, a network "
+        f"{rows['single models']} %, and all networks together {rows['ensemble of the models']} %."
     )
 
 

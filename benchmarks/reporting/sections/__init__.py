@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks.reporting.parts import Part
@@ -19,6 +20,7 @@ from benchmarks.reporting.sections import (
     evolution_memory,
     evolution_racing,
     evolution_skills,
+    forgetting,
     mergeability,
     multi_task,
     numerics,
@@ -77,6 +79,16 @@ PAGES = (
                 "One task: smaller questions about ResNet20",
                 single_task_extras.resnets,
             ),
+            Section(
+                "single_task_extras_resnet20-bn-2x",
+                "One task: ensembles of wide ResNet20",
+                partial(single_task_extras.sampled, "ResNet20 of twice the width on CIFAR-10"),
+            ),
+            Section(
+                "single_task_extras_cnn-fashion",
+                "One task: ensembles of small CNNs",
+                partial(single_task_extras.sampled, "small CNNs without normalisation on Fashion-MNIST"),
+            ),
             Section("alignment", "Speed of alignment", numerics.alignment),
         ),
     ),
@@ -95,6 +107,7 @@ PAGES = (
             Section("auto_language", "The autopilot on language models", auto.parts),
             Section("theory", "Theory: task vectors as gradients", theory.parts),
             Section("atm", "Theory: alternating tuning and merging", atm.parts),
+            Section("forgetting", "Forgetting: a new skill against earlier ones", forgetting.parts),
         ),
     ),
     Page(

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import answers
 from benchmarks.answers import Answers, Score
-from benchmarks.reporting.formats import percent, points, signed
+from benchmarks.reporting.formats import lead, percent, points, signed
 from benchmarks.reporting.parts import Axis, Bars, Figure, Lines, Part, Table, Text
 from benchmarks.reporting.sections import interference
 
@@ -223,9 +223,9 @@ def paired(sheet: Sheet) -> Table:
     cells = []
     for name in sorted(sheet.listed, key=lambda name: sheet.score(name).mean, reverse=True):
         differences = [answers.difference(sheet.merges[name], sheet.merges[rival], sheet.experts) for rival in RIVALS]
-        cells.append([name, *("–" if name == r else points(d) for r, d in zip(RIVALS, differences, strict=True))])
+        cells.append([name, *("–" if name == r else lead(d) for r, d in zip(RIVALS, differences, strict=True))])
     columns = [f"{sheet.count} tasks", *(f"minus {rival}" for rival in RIVALS)]
-    caption = "Paired differences of normalised accuracy, points; bold: more than two standard errors from zero"
+    caption = "Paired differences of normalised accuracy, points; bold: ahead by more than two standard errors"
     return Table(columns, cells, caption)
 
 

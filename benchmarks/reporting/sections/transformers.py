@@ -12,6 +12,7 @@ from benchmarks.reporting.parts import Part, Table, Text
 NETWORKS = {
     "vit": "Image classifiers with LayerNorm (Fashion-MNIST)",
     "gpt": "Character models with RMSNorm (film reviews)",
+    "vit-cifar10": "Patch transformers with LayerNorm, six blocks of width 96 (CIFAR-10)",
 }
 Key = tuple[str, str, bool]
 
@@ -19,14 +20,15 @@ Key = tuple[str, str, bool]
 def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     """A table for each kind of network, and what is left of the barrier of permutations."""
     yield Text(
-        "Small transformers (three blocks of width 48) of one task from different seeds. The barrier is the loss of "
-        "the mean network less the mean loss of the networks. Pairs are matched one to the other; all seeds are "
-        "matched jointly, in a universe of permutations or of orthogonal maps (by *outputs* to the first). *Weights* "
-        "needs no data; *activations* and REPAIR use eight batches of inputs. By *outputs* and by *loss*, maps are "
-        "learned with the straight-through estimator, in 200 steps for permutations and for orthogonal maps: *outputs* "
-        "makes the mean of two networks predict what they predict on average, on the same eight batches without "
-        "labels; *loss* lowers its loss on forty batches with labels. The rate of either group was chosen by *loss* on "
-        "two other seeds. Means over all pairs with one standard error; accuracies in percent."
+        "Small transformers (three blocks of width 48, unless a caption says otherwise) of one task from different "
+        "seeds. The barrier is the loss of the mean network less the mean loss of the networks. Pairs are matched one "
+        "to the other; all seeds are matched jointly, in a universe of permutations or of orthogonal maps (by "
+        "*outputs* to the first). *Weights* needs no data; *activations* and REPAIR use eight batches of inputs. By "
+        "*outputs* and by *loss*, maps are learned with the straight-through estimator, in 200 steps for permutations "
+        "and for orthogonal maps: *outputs* makes the mean of two networks predict what they predict on average, on "
+        "the same eight batches without labels; *loss* lowers its loss on forty batches with labels. The rate of "
+        "either group was chosen by *loss* on two other seeds. Means over all pairs with one standard error; "
+        "accuracies in percent."
     )
     for kind, found in results.items():
         rows = found["rows"]
