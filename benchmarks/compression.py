@@ -3,11 +3,12 @@
     python -m benchmarks.compression [--cache ZOO] [--tasks 8] [--test N] [--method M …] [--quick] [--resume]
                                      [--json FILE]
 
-(`--method`: only lines of this method, such as "codes"; `--quick`: four experts, few sentences, one line; `--resume`
-keeps the lines that FILE has already and measures the others). Every expert is rebuilt and scored on test sentences of
-its own task. Only the tensors that training changed count: the frozen ones (three quarters of the base) would flatter
-every ratio. Budgets are in units of the trained tensors' bytes in float32: `2.0× in all` leaves all experts together as
-many bytes as one has. Budgets of codes are in units of the whole checkpoint, as users have it on their disks.
+(`--method`: measure only lines of this method, such as "codes"; `--quick`: four experts, few sentences, one line;
+`--resume` keeps the lines that FILE has already and measures the others). Every expert is rebuilt and scored on test
+sentences of its own task. Only the tensors that training changed count: the frozen ones (three quarters of the base)
+would flatter every ratio. Budgets are in units of the trained tensors' bytes in float32: `2.0× in all` leaves all
+experts together as many bytes as one has. Budgets of codes are in units of the whole checkpoint, as users have it on
+their disks.
 
 Stored in `results`:
 
@@ -251,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, choices=TASK_SETS, default=8, help="number of experts")
     parser.add_argument("--test", type=int, default=500, help="test sentences of each task")
-    parser.add_argument("--method", action="append", help="only lines of this method; may be repeated")
+    parser.add_argument("--method", action="append", help="measure only lines of this method; may be repeated")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--resume", action="store_true", help="measure only the lines that the stored file lacks")
     parser.add_argument("--json", type=Path)
@@ -260,8 +261,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     count = 4 if options.quick else options.tasks
     names, test = (TASKS[:4], 50) if options.quick else (TASK_SETS[count], options.test)
     lines = lines_for(count)[-1:] if options.quick else lines_for(count)
-    if options.method:
-        lines = tuple(line for line in lines if line.method in options.method)
     experts = load_experts(options.cache, options.data, names, test=test, validation=0)
     reference = experts.own_scores(experts.experts)
     results: dict[str, Any] = {
@@ -277,7 +276,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known = kept_rows(options.json, reference) if options.resume else {}
     for line in lines:
         name = (line.method, line.setting, line.dtype)
-        results["rows"].append(known[name] if name in known else measure(line, experts, reference))
+        if name in known:
+            results["rows"].append(known[name])
+        elif not options.method or line.method in options.method:
+            results["rows"].append(measure(line, experts, reference))
         record(options.json, results, [0], added=options.resume)
 
 
