@@ -38,38 +38,20 @@ def plan_sidecars(
 ) -> tuple[Sidecars, list[str]]:
     """Return the sidecars of a plan and notes on them."""
     recipe, table = planner.recipe, planner.table
-    config = table.config(0)
-    edits, notes = edit_layers([table.config(i) for i in range(len(table))], planner.stacking.restacked)
     nested = table.models[0].plan
-    inherited = nested.sidecars if nested else Sidecars()
-    written = [((key,), value) for key, value in gguf_config(table.checkpoints[0]).items()]
-    edits = [*written, *inherited.config, *edits]
-    edits += untie_config(config) if planner.separates_head(outputs) else []
-    edits += dtype_edits(config, recipe.output.dtype or planner.dtypes.widened)
-    kept, remarks = quantisation_edits(config, table, outputs)
-    edits += kept
-    notes += remarks
-    tokens: list[Edit] = []
-    generation: list[Edit] = []
     speaker = vocabulary.model if vocabulary is not None else 0
     tokenizer = table.tokenizer(speaker)
-    if vocabulary is not None:
-        edits += vocabulary_edits(config, vocabulary.before, vocabulary.rows)
-        if vocabulary.model != 0:
-            tokens = token_edits(table, vocabulary.model)
-            generation = token_edits(table, vocabulary.model, "generation_config.json")
-    elif (rows := find_resized_rows(table)) is not None:
-        edits += vocabulary_edits(config, *rows)
-        notes.append(
-            f"{table.models[0].label}: its adapter has {rows[1]} embedding rows, its base {rows[0]}; the tokenizer is "
-            "the base's; if tokens were added, copy the adapter's tokenizer files over it"
-        )
+    config, notes = _edit_config(planner, vocabulary, outputs)
+    generation: list[Edit] = [*nested.sidecars.generation] if nested else []
+    if speaker != 0:
+        config += token_edits(table, speaker)
+        generation += token_edits(table, speaker, "generation_config.json")
     modules, remarks = module_files(table, outputs, tokenizer.directory)
     labels = dict.fromkeys(entry.label for part in recipe.parts for each in part.slices for entry in each.models)
     added = [*tokenizer.added, *(vocabulary.added if vocabulary is not None else ())]
     sidecars = Sidecars(
-        config=freeze_edits(edits + tokens),
-        generation=freeze_edits([*inherited.generation, *generation]),
+        config=freeze_edits(config),
+        generation=freeze_edits(generation),
         tokenizer=TokenizerFiles(table.tokenizer_model(speaker), tuple(added)),
         chat_template=choose_chat_template(recipe, table, tokenizer),
         lineage=Lineage(
@@ -78,10 +60,38 @@ def plan_sidecars(
             tuple(sorted({output.method for output in outputs})),
         ),
         recipe=recipe.written,
-        weights=weights_stem(config),
+        weights=weights_stem(table.config(0)),
         modules=modules,
     )
     return sidecars, notes + remarks
+
+
+def _edit_config(
+    planner: OutputPlanner, vocabulary: Unified | None, outputs: Sequence[Output]
+) -> tuple[list[Edit], list[str]]:
+    """Return the edits of the template's config, special tokens aside, and notes on them."""
+    table, config = planner.table, planner.table.config(0)
+    nested = table.models[0].plan
+    layers, notes = edit_layers([table.config(i) for i in range(len(table))], planner.stacking.restacked)
+    quantisation, remarks = quantisation_edits(config, table, outputs)
+    edits: list[Edit] = [
+        *(((key,), value) for key, value in gguf_config(table.checkpoints[0]).items()),
+        *(nested.sidecars.config if nested else ()),
+        *layers,
+        *(untie_config(config) if planner.separates_head(outputs) else ()),
+        *dtype_edits(config, planner.recipe.output.dtype or planner.dtypes.widened),
+        *quantisation,
+    ]
+    notes += remarks
+    if vocabulary is not None:
+        edits += vocabulary_edits(config, vocabulary.before, vocabulary.rows)
+    elif (rows := find_resized_rows(table)) is not None:
+        edits += vocabulary_edits(config, *rows)
+        notes.append(
+            f"{table.models[0].label}: its adapter has {rows[1]} embedding rows, its base {rows[0]}; the tokenizer is "
+            "the base's; if tokens were added, copy the adapter's tokenizer files over it"
+        )
+    return edits, notes
 
 
 def module_files(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,30 +25,44 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
     """Fill the page, from the manifest alone if the base is missing; `check` compares every file with its checksum."""
     manifest = Manifest.read(directory)
     library, problem = _try_open(directory)
+    page.items([*_describe(manifest, library), *([f"the base could not be opened: {problem}"] if problem else [])])
+    _add_experts(page, manifest, library)
+    findings = library.verify() if check and library is not None else []
+    if findings:
+        checked = [[finding.part, _SOUND[finding.sound], finding.message] for finding in findings]
+        page.add(Table(["part", "sound", ""], checked, "Files compared with the manifest"))
+    page.text("merganser inspect of this directory shows where the experts interfere.")
+    return {
+        "kind": "library",
+        "experts": list(manifest.experts),
+        "bytes": {name: record.nbytes for name, record in manifest.experts.items()},
+        "ratio": library.size().ratio if library else None,
+        "sound": all(finding.sound is not False for finding in findings) if findings else None,
+    }
+
+
+def _describe(manifest: Manifest, library: Library | None) -> Iterator[str]:
+    """Yield what the experts are, how they are stored, and how large they are."""
     policy = manifest.policy
-    bytes_of = {name: record.nbytes for name, record in manifest.experts.items()}
-    lines = [
-        f"{len(manifest.experts)} experts of {manifest.base}{' (copied here)' if manifest.base_copied else ''}",
-        f"{', '.join(policy.codes)} within {policy.value:,.0f} bytes"
-        if policy.codes
-        else f"factors in {manifest.dtype}, ranks by {policy.kind.replace('_', ' ')} {policy.value:g}",
-        f"expert files: {show_size(sum(bytes_of.values()))}",
-    ]
+    yield f"{len(manifest.experts)} experts of {manifest.base}{' (copied here)' if manifest.base_copied else ''}"
+    if policy.codes:
+        yield f"{', '.join(policy.codes)} within {policy.value:,.0f} bytes"
+    else:
+        yield f"factors in {manifest.dtype}, ranks by {policy.kind.replace('_', ' ')} {policy.value:g}"
+    yield f"expert files: {show_size(sum(record.nbytes for record in manifest.experts.values()))}"
     if library is not None:
         size = library.size()
-        lines.append(f"base and experts: {show_size(size.total)}, {size.ratio:.2f}× the base alone")
+        yield f"base and experts: {show_size(size.total)}, {size.ratio:.2f}× the base alone"
     if manifest.pending:
-        lines.append(f"NOT FINISHED: {', '.join(manifest.pending)}; build again with the same experts to continue")
-    if problem:
-        lines.append(f"the base could not be opened: {problem}")
-    page.items(lines)
-    names = list(manifest.experts)
-    rows = [
-        [name, record.nbytes / 2**20, record.energy, record.source, record.sha256[:12]]
-        for name, record in manifest.experts.items()
-    ]
-    kept = [Dot(name, record.energy) for name, record in manifest.experts.items()]
+        yield f"NOT FINISHED: {', '.join(manifest.pending)}; build again with the same experts to continue"
+
+
+def _add_experts(page: Page, manifest: Manifest, library: Library | None) -> None:
+    """Add the size of every expert and the energy kept, and what an open library tells about its layers."""
+    records = manifest.experts
+    kept = [Dot(name, record.energy) for name, record in records.items()]
     page.chart(dot_plot(kept, "energy kept", caption="The share of each expert's energy that its file keeps."))
+    rows = [[name, r.nbytes / 2**20, r.energy, r.source, r.sha256[:12]] for name, r in records.items()]
     page.add(Table(["expert", "MiB", "energy kept", "made from", "sha256"], rows, "Experts"))
     if library is not None:
         _add_curves(page, library)
@@ -58,21 +72,9 @@ def fill(page: Page, directory: Path, check: bool) -> dict[str, Any]:
         "with their base shows the mean over matrices with equal weights instead; for a library, shares of what it "
         "stores."
     )
-    if library is not None and policy.codes and names:
-        layers = sum_by_layer(each for name in names for each in describe_stored_tensors(library, name))
+    if library is not None and manifest.policy.codes and records:
+        layers = sum_by_layer(each for name in records for each in describe_stored_tensors(library, name))
         page.add(tabulate_layers(layers))
-    findings = library.verify() if check and library is not None else []
-    if findings:
-        checked = [[finding.part, _SOUND[finding.sound], finding.message] for finding in findings]
-        page.add(Table(["part", "sound", ""], checked, "Files compared with the manifest"))
-    page.text("merganser inspect of this directory shows where the experts interfere.")
-    return {
-        "kind": "library",
-        "experts": names,
-        "bytes": bytes_of,
-        "ratio": library.size().ratio if library else None,
-        "sound": all(finding.sound is not False for finding in findings) if findings else None,
-    }
 
 
 def _add_curves(page: Page, library: Library) -> None:
