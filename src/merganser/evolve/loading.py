@@ -27,6 +27,7 @@ from merganser.evolve.quantization import Quantization
 from merganser.evolve.runfile import SERVER, RunFile, read_run_file, summarize_problems
 from merganser.evolve.served import ServedAdapters, serve_adapters
 from merganser.evolve.space import Space
+from merganser.evolve.tasks import StudyTask
 from merganser.methods.registry import lookup
 from merganser.methods.registry import parameters as declared
 from merganser.recipes.layers import find_layout
@@ -83,36 +84,61 @@ class _Completion:
         self.run, self.problems = run, problems
 
     def complete(self, source: str) -> LoadedRun:
-        run = self.run
         self._check_parameters()
         self._stop_at_problems()
-        if any(parameter.needs_depth for parameter in run.space.values()):
-            depth = self._try_build("space", count_layers, run) or 0
-            run = self._try_build("", lambda: replace(run, depth=depth)) or run
+        space = self._build_space()
+        self._try_build("", liveness.check, space, self.run.template)
+        examiners, calibration = self._open_tasks()
+        tasks = self._complete_tasks(examiners, calibration)
+        self._check_measures(examiners)
+        if self.run.model.quantize is not None:
+            self._try_build("model.quantize", require, "bitsandbytes", "quantize")
+        evaluate = self._try_build("model.kind", build_evaluator, self.run, space, examiners)
+        self._stop_at_problems()
+        completed = self._fill_in(space, examiners, tasks)
+        self._stop_at_problems()
+        assert completed is not None
+        assert evaluate is not None
+        warned = [
+            caution
+            for name, task in tasks.items()
+            for caution in cautions(name, task, len(self.run.models), calibration.get(name, Calibration()))
+        ]
+        return LoadedRun(completed, evaluate, calibration, source, tuple(warned))
+
+    def _build_space(self) -> Space:
+        """Return the space of the search, after counting the layers of the models if a parameter needs them."""
+        if any(parameter.needs_depth for parameter in self.run.space.values()):
+            depth = self._try_build("space", count_layers, self.run) or 0
+            self.run = self._try_build("", lambda: replace(self.run, depth=depth)) or self.run
             self._stop_at_problems()
-        space = self._try_build("", lambda: run.search_space)
+        space = self._try_build("", lambda: self.run.search_space)
         self._stop_at_problems()
         assert space is not None
-        self._try_build("", liveness.check, space, run.template)
-        examiners, calibration = self._open_tasks()
-        held_out = self._try_build("", choose_test_items, run, examiners) or {}
-        tasks = dict(run.tasks)
+        return space
+
+    def _complete_tasks(
+        self, examiners: Mapping[str, Examiner], calibration: Mapping[str, Calibration]
+    ) -> dict[str, StudyTask]:
+        """Return the tasks with their numbers of items, and check the calibrations against these."""
+        held_out = self._try_build("", choose_test_items, self.run, examiners) or {}
+        tasks = dict(self.run.tasks)
         for name, examiner in examiners.items():
             task = self._try_build(f"tasks.{name}", complete_task, name, tasks[name], examiner, held_out.get(name))
             if task is not None:
                 tasks[name] = task
                 if name in calibration:
                     self._try_build(f"tasks.{name}.calibration", check_items, name, task, calibration[name])
-        self._check_measures(examiners)
-        if run.model.quantize is not None:
-            self._try_build("model.quantize", require, "bitsandbytes", "quantize")
-        evaluate = self._try_build("model.kind", build_evaluator, run, space, examiners)
-        self._stop_at_problems()
+        return tasks
+
+    def _fill_in(self, space: Space, examiners: Mapping[str, Examiner], tasks: dict[str, StudyTask]) -> RunFile | None:
+        """Return the run file with completed tasks, the directions of its objectives, and the first merges."""
+        run = self.run
         directions = {m: d for name, examiner in examiners.items() for m, d in directions_of(name, examiner).items()}
         directions |= {name: task.direction for name, task in tasks.items() if task.direction}
         known = initial_population(space, run.method, run.parameters, run.search.population // 2)
         starts = (*run.starts, *(each for each in known if each not in run.starts))
-        completed = self._try_build(
+        return self._try_build(
             "",
             lambda: replace(
                 run,
@@ -121,15 +147,6 @@ class _Completion:
                 starts=starts[: run.search.population],
             ),
         )
-        self._stop_at_problems()
-        assert completed is not None
-        assert evaluate is not None
-        warned = [
-            caution
-            for name, task in tasks.items()
-            for caution in cautions(name, task, len(run.models), calibration.get(name, Calibration()))
-        ]
-        return LoadedRun(completed, evaluate, calibration, source, tuple(warned))
 
     def _try_build(self, where: str, build: Callable[..., T], *args: Any) -> T | None:
         """Return the result of `build`; its error becomes a problem."""

@@ -84,26 +84,35 @@ def unify(recipe: Recipe, table: SourceTable) -> Unified | None:
     rules = {token: find_rule(row, token, known) for token, row in options.tokens.items()}
     matched = [match_rows(known, i) for i in range(len(table))]
     builder = TokenRows(known, matched, rules, recipe.base is not None)
-    by_row = {i: token for token, i in ids.items()}
-    maps: list[VocabularyMap | None] = []
-    for i in range(len(table)):
-        if i == table.donor or (heights[i] == rows and tokens[i].ids == ids and not builder.forced):
-            maps.append(None)
-            continue
-        fit = None
-        if options.absent is not None:
-            missing = [t for t, row in ids.items() if t not in matched[i] and rules.get(t) is None]
-            check_shared(known, i, len(ids.keys() & matched[i].keys()), len(ids))
-            builder.absent = find_absent_rows(known, i, missing)
-            builder.absent |= {
-                t: RowRun(1, None) for t in missing if options.absent in FITTED and ids[t] >= heights[model]
-            }
-            notes.append(describe_shared(known, i, matched[i], ids))
-            fit = _fit(known, i)
-        runs = join_rows(builder.row(i, by_row.get(row), row) for row in range(rows))
-        same = heights[i] == rows and runs == (RowRun(rows, ((i, 0),)),)
-        maps.append(None if same else VocabularyMap(_find_names(table, i), runs, fit))
+    maps = [
+        None
+        if i == table.donor or (heights[i] == rows and tokens[i].ids == ids and not builder.forced)
+        else _map_vocabulary(builder, i, ids, rows, notes)
+        for i in range(len(table))
+    ]
     return Unified(rows, heights[0], model, tuple(added), tuple(maps), tuple(notes))
+
+
+def _map_vocabulary(
+    builder: TokenRows, model: int, ids: Mapping[str, int], rows: int, notes: list[str]
+) -> VocabularyMap | None:
+    """Return how a model's tensors get the rows of the output; None if they have them already."""
+    known, matched = builder.known, builder.matched[model]
+    fit = None
+    if known.options.absent is not None:
+        missing = [token for token, row in ids.items() if token not in matched and builder.rules.get(token) is None]
+        check_shared(known, model, len(ids.keys() & matched.keys()), len(ids))
+        builder.absent = find_absent_rows(known, model, missing)
+        if known.options.absent in FITTED:
+            unfitted = [token for token in missing if ids[token] >= known.heights[known.source]]
+            builder.absent |= dict.fromkeys(unfitted, RowRun(1, None))
+        notes.append(describe_shared(known, model, matched, ids))
+        fit = _fit(known, model)
+    by_row = {row: token for token, row in ids.items()}
+    runs = join_rows(builder.row(model, by_row.get(row), row) for row in range(rows))
+    if known.heights[model] == rows and runs == (RowRun(rows, ((model, 0),)),):
+        return None
+    return VocabularyMap(_find_names(known.table, model), runs, fit)
 
 
 def _choose_source(options: TokenizerOptions, table: SourceTable, where: str) -> int:
