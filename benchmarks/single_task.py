@@ -169,20 +169,26 @@ def trained(cards: Sequence[Card]) -> dict[str, list[Any]]:
 
 
 def pair_cosines(models: Sequence[nn.Module], symmetry: align.Symmetry) -> dict[str, float]:
-    """Cosine of the weights of two networks, as they are and matched in their universe."""
-    first, second = states_of(models, symmetry)
+    """Cosine of the matrices and kernels of two networks, as they are and matched in their universe.
+
+    Vectors do not count: the scales of norms, which begin at 1, make any two networks alike.
+    """
+    found = align.universe(models, symmetry)
+    matrices = [
+        {name: tensor if tensor.ndim > 1 else torch.zeros_like(tensor) for name, tensor in state.items()}
+        for state in found.models
+    ]
     still = [identity(symmetry)] * 2
-    norms = [objective_of([each, each], still, symmetry) for each in (first, second)]
+    norms = [objective_of([each, each], still, symmetry) for each in matrices]
     scale = (norms[0] * norms[1]) ** 0.5
-    before = objective_of([first, second], still, symmetry)
-    return {"before": before / scale, "after": align.universe(models, symmetry).objective / scale}
+    ways = {"before": still, "after": found.permutations}
+    return {when: objective_of(matrices, maps, symmetry) / scale for when, maps in ways.items()}
 
 
-def guards(
-    models: Sequence[nn.Module], initial: Sequence[nn.Module], symmetry: align.Symmetry
-) -> dict[str, dict[str, float]]:
+def guards(models: Sequence[nn.Module], initial: Sequence[nn.Module], symmetry: align.Symmetry) -> dict[str, Any]:
     """What matching finds in two trained networks, and in the same two before training."""
-    return {"trained": pair_cosines(models, symmetry), "untrained": pair_cosines(initial, symmetry)}
+    pairs = {"trained": pair_cosines(models, symmetry), "untrained": pair_cosines(initial, symmetry)}
+    return {"counted": "matrices", **pairs}
 
 
 def line(count: int, way: str, row: Row) -> str:

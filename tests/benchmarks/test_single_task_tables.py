@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.answers import unpack
 from benchmarks.single_task import earlier, line, means, pair_cosines, unmoved, ways
@@ -72,6 +73,14 @@ def test_matching_a_permuted_copy_raises_the_cosine_to_one(setting):
     found = pair_cosines([models[0], other], symmetry)
     assert found["before"] < 0.9
     assert found["after"] == pytest.approx(1, abs=1e-5)
+
+
+def test_scales_of_norms_do_not_make_networks_alike():
+    networks = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        networks.append(nn.Sequential(nn.Linear(16, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 4)).eval())
+    assert abs(pair_cosines(networks, align.symmetry(networks[0], torch.randn(2, 16)))["before"]) < 0.2
 
 
 def test_means_and_spread():

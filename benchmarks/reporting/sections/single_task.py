@@ -152,10 +152,12 @@ def _guards(results: Mapping[str, Any]) -> str:
         return "Guards: not recorded for these networks; `make zoo` trains them again and records them."
     cosine = max(known["median_cosine"])
     pairs = {kind: f"{known[kind]['before']:.3f} to {known[kind]['after']:.3f}" for kind in ("trained", "untrained")}
+    counted = known.get("counted", "parameters")
     return (
         f"Guards: the median cosine of initial and trained weights is at most {cosine:.2f} "
-        f"({'within' if cosine <= LIMIT else 'above'} the limit of {LIMIT}). Matching raises the cosine of two trained "
-        f"networks from {pairs['trained']}, and of the same two before training from {pairs['untrained']}."
+        f"({'within' if cosine <= LIMIT else 'above'} the limit of {LIMIT}). Matching raises the cosine of the "
+        f"{counted} of two trained networks from {pairs['trained']}, and of the same two before training from "
+        f"{pairs['untrained']}."
     )
 
 
