@@ -1,6 +1,6 @@
 """Forgetting in a language model: what a new skill costs of what the model knew, and how much of it WiSE-FT gives back.
 
-    python -m benchmarks.forgetting --base STORIES [--seeds 0 1 2] [--quick] [--json FILE]
+    python -m benchmarks.forgetting --base STORIES [--seeds 0 1 2] [--rates 5e-4 5e-5] [--quick] [--json FILE]
 
 stories15M learns one skill of `benchmarks.zoo.language_skills` after another, with all weights:
 
@@ -11,11 +11,11 @@ stories15M learns one skill of `benchmarks.zoo.language_skills` after another, w
 Both scores are taken along the training and, after it, along the straight line from the weights before to those after
 (WiSE-FT, `mg.tuning.forgetting.forgetting_path`). Scores of the new skill are shares of its held-out examples. A seed
 is another stretch of the training examples. A run that the JSON file holds already is kept. About four minutes of
-processor time a seed.
+processor time for each seed and rate.
 
-Stored in `results`: `stories` (how many), `held_out` (examples of each skill), and `runs`, one for every seed and
-stage, with `seed`, `learns`, `knew`, `training` (by steps) and `path` (by position), rows of `at`, `kept` and
-`learned`, and `take`, the position that `forgetting_path` proposes.
+Stored in `results`: `stories` (how many), `held_out` (examples of each skill), and `runs`, one for every seed, rate
+and stage, with `seed`, `rate`, `learns`, `knew`, `training` (by steps) and `path` (by position), rows of `at`, `kept`
+and `learned`, and `take`, the position that `forgetting_path` proposes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import copy
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", type=Path, required=True, help="stories15M, as `benchmarks.zoo.stories` writes it")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--rates", type=float, nargs="+", default=[5e-4, 5e-5], help="learning rates")
     parser.add_argument("--quick", action="store_true", help="few steps, stories and examples")
     parser.add_argument("--json", type=Path)
     add_locations(parser)
@@ -151,16 +153,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json and options.json.exists():
         stored = json.loads(options.json.read_text())["results"]
         results["runs"] = stored["runs"] if {**stored, "runs": []} == results else []
-    known = {run["seed"] for run in results["runs"]}
+    known = {(run["seed"], run["rate"]) for run in results["runs"]}
+    wanted = list(product(options.seeds, options.rates))
     print(describe())
-    scores = setting.scores()
-    for seed in (seed for seed in options.seeds if seed not in known):
-        model, runs = setting.load(), []
-        for learns, knew in STAGES:
-            print(f"seed {seed}: {learns} after {knew}", flush=True)
-            found = run_stage(model, skills[learns], seed, setting, scores[knew], scores[learns])
-            runs.append({"seed": seed, "learns": learns, "knew": knew, **found})
-        results["runs"] += runs
+    scores = setting.scores() if set(wanted) - known else {}
+    for seed, rate in wanted:
+        model, chosen = setting.load(), replace(setting, schedule=replace(schedule, rate=rate))
+        for learns, knew in STAGES if (seed, rate) not in known else ():
+            print(f"seed {seed}, rate {rate:g}: {learns} after {knew}", flush=True)
+            found = run_stage(model, skills[learns], seed, chosen, scores[knew], scores[learns])
+            results["runs"].append({"seed": seed, "rate": rate, "learns": learns, "knew": knew, **found})
         record(options.json, results, sorted({run["seed"] for run in results["runs"]}), added=True)
 
 

@@ -109,17 +109,15 @@ def alternating(results: Mapping[str, Any]) -> str:
 
 
 def forgetting(results: Mapping[str, Any]) -> str:
-    said = []
-    for (learns, knew), found in lines.stages_of(results).items():
-        if knew == lines.STORIES:
-            continue
-        last, chosen = found["path"][-1], lines.best_of_both(found)
-        said.append(
-            f"after {knew}, a fine-tune for {learns} answers {percent(last['learned'])} % right, and "
-            f"{percent(last['kept'])} % of {knew}; {percent(1 - chosen['at'], 0)} % of the way back, "
-            f"{percent(chosen['learned'])} and {percent(chosen['kept'])} %"
-        )
+    (learns, knew), rates = next(
+        (stage, found) for stage, found in lines.stages_of(results).items() if stage[1] != lines.STORIES
+    )
+    rate, found = max(rates.items())
+    last, chosen = found["path"][-1], lines.best_of_both(found)
     return (
         "If a fine-tune forgot too much, go some of the way back to its base (WiSE-FT, "
-        f"`mg.tuning.forgetting.forgetting_path`): {'; '.join(said)}."
+        f"`mg.tuning.forgetting.forgetting_path`). A fine-tune for {learns} answers {percent(last['learned'])} % of "
+        f"them right, and {percent(last['kept'])} % of the {knew} that it was trained for before; "
+        f"{percent(1 - chosen['at'], 0)} % of the way back, {percent(chosen['learned'])} and "
+        f"{percent(chosen['kept'])} % (rate {rate:g})."
     )
