@@ -123,15 +123,23 @@ def merge_command(
 
 
 def show_report(report: AdapterReport, as_json: bool) -> None:
+    from merganser.library.served_adapters import vllm_objections, vllm_options
+
+    objections = vllm_objections(report.path)
     if as_json:
-        emit({"event": "done", **report.to_dict()})
+        emit({"event": "done", **report.to_dict(), "vllm_objections": objections})
         return
     say(f"wrote {report.path}: rank {report.rank}, {report.modules} modules, {report.energy:.1%} of the energy")
     say(f"residual over all tensors: {report.residual:.2e}")
     for note in report.notes:
         say(note)
     if report.whole:
-        kept = f"{len(report.whole)} tensors are saved whole, such as {report.whole[0]!r}"
-        say(f"{kept}: PEFT loads them, vLLM does not")
+        say(f"{len(report.whole)} tensors are saved whole, such as {report.whole[0]!r}")
     if report.left_out:
         say(f"left out, although they changed: {list_some(report.left_out, 5)}")
+    if objections:
+        say("PEFT loads it; vLLM does not:")
+        for objection in objections:
+            say(f"  {objection}")
+    else:
+        say(f"PEFT loads it, and so does vLLM with {vllm_options(report.path)}")
