@@ -10,6 +10,16 @@ from os import PathLike
 from types import ModuleType
 from typing import Any, ClassVar, get_args
 
+#: What callers may catch; the functions below are for the package itself.
+__all__ = [
+    "CheckpointError",
+    "InputError",
+    "MerganserError",
+    "MissingExtraError",
+    "MissingTensorError",
+    "RecipeError",
+]
+
 
 class MerganserError(Exception):
     """Work that failed. The command line prints the message and exits with `exit_code`."""

@@ -85,7 +85,7 @@ def test_what_cannot_be_stretched_is_refused():
     x = torch.randn(8, 4)
     with pytest.raises(InputError, match="the shallower one first"):
         stretch(Stack(3), Stack(2), [x], blocks="blocks")
-    with pytest.raises(InputError, match="no list of blocks; the model has blocks"):
+    with pytest.raises(InputError, match="is not a list of blocks; the model has blocks"):
         stretch(Stack(2), Stack(3), [x], blocks="layers")
     with pytest.raises(InputError, match="is .* in one model"):
         stretch(Stack(2, 6), Stack(3, 8), [x], blocks="blocks")
