@@ -37,6 +37,8 @@ def test_a_bar_on_a_terminal(unit: str, expected: str, columns: int, monkeypatch
     assert "trial [3] done" in shown
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", shown)]
     assert max(map(len, lines)) <= columns
+    bars = [line for line in re.split(r"[\r\n]+", shown) if line.startswith("evolving")]
+    assert max(map(len, bars)) <= columns - len("^C"), "the terminal's echo of Ctrl-C fits on the line of the bar"
     assert all(line.startswith(("evolving", "trial", "  words")) for line in lines if line), "the bar is one line"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.startup import COMMANDS, prepare
 from merganser.kernels import tiles
+from support.small_gguf import llama, write
 
 #: Run a command as the shell does, then list on the last line of stderr what it loaded.
 PROBE = """
@@ -72,6 +73,15 @@ def test_merging_imports_what_computes_but_not_torch(workspace: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert {"merganser.engine.compute", "merganser.engine.export", "numpy"} <= loaded(done.stderr)
     assert not (HEAVY - {"numpy"}) & loaded(done.stderr)
+
+
+def test_a_quantised_file_is_shown_without_torch(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    write(tmp_path / "model.gguf", llama(), kind=gguf.GGMLQuantizationType.Q8_0)
+    command = [sys.executable, "-c", PROBE, "inspect", "model.gguf"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "is quantised (16 tensors in Q8_0)" in " ".join(done.stdout.split()), done.stdout + done.stderr
+    assert "torch" not in loaded(done.stderr)
 
 
 def test_modules_that_must_not_be_loaded_exist() -> None:

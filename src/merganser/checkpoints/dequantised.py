@@ -12,6 +12,7 @@ from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, View
 from merganser.checkpoints.codecs.base import Codec, StoredCodes
 from merganser.checkpoints.codecs.formats import Format, find_codecs
 from merganser.checkpoints.json_file import read_config
+from merganser.checkpoints.quantised import note_quantised
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
@@ -103,18 +104,10 @@ class Dequantised(View):
             self.source.prefetch(codec.stored[0], rows)
 
     def notes(self) -> list[str]:
-        own = (
-            f"{self.label} is quantised ({_list_names(self.forms)}): its weights are decoded as they are read, "
-            "merged in float32 and written unquantised"
-        )
-        return [own, *super().notes()]
+        return [note_quantised(self.label, self.forms), *super().notes()]
 
     def _find_codec(self, name: str) -> Codec | None:
         return self._codecs.get(self.source.resolve_alias(name))
-
-
-def _list_names(forms: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} tensors in {name}" for name, count in forms.items())
 
 
 def _walk_sections(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from merganser.checkpoints.base import Checkpoint, Rows, TensorSpec, select_rows
 from merganser.checkpoints.digests import digest_bytes, digest_sampled
 from merganser.checkpoints.gguf_header import GGUFEntry, read_gguf_header
 from merganser.checkpoints.lfs_pointers import refuse_lfs_pointer
+from merganser.checkpoints.quantised import note_quantised
 from merganser.checkpoints.reads import note_read
 from merganser.errors import CheckpointError, require
 from merganser.lazy import np, torch
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 #: Entries that are decoded at once, and the bytes per entry that this takes besides the result.
 _CHUNK, _SCRATCH = 1 << 18, 40
 _EXACT = {"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "F64": "float64"}
+_FLOATS = ("F32", "F16", "BF16")
 
 
 class GGUFFile(Checkpoint):
@@ -98,6 +101,10 @@ class GGUFFile(Checkpoint):
     def files(self) -> Sequence[Path]:
         return (self.path,)
 
+    def notes(self) -> list[str]:
+        forms = Counter(kind for name in self._entries if (kind := self.kind(name)) not in {*_EXACT, *_FLOATS})
+        return [note_quantised(self.label, forms)] if forms else []
+
     def _values(self, data: Any, number: int) -> Tensor:
         kind = self._kinds[number]
         if kind.name in _EXACT:
@@ -113,9 +120,11 @@ class GGUFFile(Checkpoint):
 
     def _readable(self, kind: int) -> bool:
         """Return whether one block of zeros can be dequantised, which is the only way to ask the library."""
+        if self._kinds[kind].name in _EXACT:
+            return True
         size = self._gguf.GGML_QUANT_SIZES[self._kinds[kind]][1]
         try:
-            self._values(np.zeros((1, size), np.uint8), kind)
+            self._gguf.quants.dequantize(np.zeros((1, size), np.uint8), self._kinds[kind])
         except NotImplementedError:
             return False
         return True

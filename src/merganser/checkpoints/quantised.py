@@ -65,6 +65,15 @@ def refuse_quantised(checkpoint: Checkpoint, exclude: Sequence[str] = ()) -> Non
         )
 
 
+def note_quantised(label: str, forms: Mapping[str, int]) -> str:
+    """Return the note on a checkpoint that is decoded while it is read; `forms` are counts of tensors by format."""
+    listed = ", ".join(f"{count} tensors in {name}" for name, count in forms.items())
+    return (
+        f"{label} is quantised ({listed}): its weights are decoded as they are read, merged in float32 and written "
+        "unquantised, unless output.quantize says otherwise"
+    )
+
+
 def codes_of(checkpoint: Checkpoint) -> frozenset[str]:
     """Return `find_codes` with the checkpoint's own config, which is read only if needed."""
     specs = {name: checkpoint.spec(name) for name in checkpoint.names()}

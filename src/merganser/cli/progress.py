@@ -18,6 +18,8 @@ LOG_SECONDS = 10.0
 BYTES = "bytes"
 #: The width of the bar, and that of terminals on which the rate has a place beside it.
 BAR, WIDE = 12, 80
+#: Columns left free at the end of a line, where terminals echo Ctrl-C; on the next line, it would leave a second bar.
+ECHO = 3
 
 
 class ProgressReporter:
@@ -60,10 +62,8 @@ class ProgressReporter:
         elif self._bar is not None:
             width = self._bar.console.width
             amounts = self._amounts(done, total, rate, left, brief=width < WIDE)
-            shown = {
-                "amounts": amounts,
-                "name": shorten(name, max(1, width - BAR - len(self._doing + amounts) - 3), "end"),
-            }
+            room = width - ECHO - BAR - len(self._doing + amounts) - 3
+            shown = {"amounts": amounts, "name": shorten(name, max(1, room), "end")}
             if self._task is None:
                 self._task = self._bar.add_task(self._doing, total=total, completed=done, **shown)
             self._bar.update(self._task, completed=done, total=total, **shown)
@@ -101,16 +101,23 @@ class ProgressReporter:
 
 
 def _bar(doing: str) -> Any:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+    from rich.constrain import Constrain
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
 
+    console = Console(stderr=True)
+
+    class Bar(Progress):
+        def get_renderable(self) -> RenderableType:
+            return Constrain(super().get_renderable(), console.width - ECHO)
+
     name = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-    return Progress(
+    return Bar(
         TextColumn(doing),
         BarColumn(bar_width=BAR),
         TextColumn("{task.fields[amounts]}", markup=False, table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[name]}", markup=False, table_column=name),
-        console=Console(stderr=True),
+        console=console,
         expand=True,
     )

@@ -46,6 +46,7 @@ class Contents:
     tensors: tuple[TensorEntry, ...]
     fingerprint: str
     aliases: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def parameters(self) -> int:
@@ -84,7 +85,8 @@ def contents(checkpoint: Checkpoint, *, check: bool = False) -> Contents:
                 not_finite=_count_not_finite(checkpoint, name, spec) if check else None,
             )
         )
-    return Contents(checkpoint.label, tuple(entries), checkpoint.fingerprint(), dict(checkpoint.aliases()))
+    aliases, notes = dict(checkpoint.aliases()), tuple(checkpoint.notes())
+    return Contents(checkpoint.label, tuple(entries), checkpoint.fingerprint(), aliases, notes)
 
 
 def blocks_table(found: Contents) -> Table:
@@ -129,11 +131,12 @@ def distance_table(found: WeightSimilarity, caption: str = "Distances") -> Table
 
 
 def facts(found: Contents) -> list[str]:
-    """Return one line per fact: size, dtypes, ties, fingerprint, and the result of the check."""
+    """Return one line per fact: size, dtypes, ties, notes, fingerprint, and the result of the check."""
     dtypes = ", ".join(f"{dtype} {count / max(1, found.parameters):.0%}" for dtype, count in found.dtypes.items())
     lines = [
         f"{len(found.tensors)} tensors, {found.parameters:,} parameters, {show_size(found.nbytes)} ({dtypes})",
         *(f"{alias} is tied to {name}" for alias, name in found.aliases.items()),
+        *found.notes,
         f"fingerprint {found.fingerprint[:16]}",
     ]
     if any(tensor.not_finite is not None for tensor in found.tensors):
