@@ -22,7 +22,7 @@ from merganser.routing.baselines import Baseline, Smile, Static, TwinMerging, We
 from merganser.routing.choices import Routing, choose
 from merganser.routing.composition import applied
 from merganser.routing.layers import leading_layers
-from merganser.routing.routers import DiscriminantRouter, ProjectionRouter, Router, RoutingSource
+from merganser.routing.routers import CalibratedRouter, ProjectionRouter, Router, RoutingSource
 
 #: The head of the task with the largest weight, or the best (task, class) of all heads (for MASS: those of the set) by
 #: logit, by log-probability within the head, or by the posterior of the answer (see `Heads.predict`).
@@ -59,45 +59,36 @@ def mass(name: str, router: Callable[[Setting], Router]) -> dict[str, Callable[[
     }
 
 
-def projection(source: RoutingSource) -> Callable[[Setting], Router]:
+def projection(source: RoutingSource) -> Callable[[Setting], ProjectionRouter]:
     return lambda setting: ProjectionRouter.of(setting.library, routing_layers(setting), source, "zscore")
 
 
-def discriminant(sentences: Callable[[Data], Mapping[str, list[Inputs]]]) -> Callable[[Setting], Router]:
-    """A router fitted to the base's inputs of one layer, for sentences of every task."""
+def calibrated(sentences: Callable[[Data], Mapping[str, list[Inputs]]]) -> Callable[[Setting], Router]:
+    """The router that reads the base, calibrated on sentences of every task."""
+    return lambda setting: calibrate(projection("base")(setting), setting.encoder, sentences(setting.data))
 
-    def build(setting: Setting) -> Router:
-        layer = last_block(setting)
-        return DiscriminantRouter.fit(layer, read_inputs(setting.encoder, layer, sentences(setting.data)), "base")
 
-    return build
+def calibrate(router: ProjectionRouter, module: nn.Module, sentences: Mapping[str, list[Inputs]]) -> Router:
+    seen = {task: [capture(module, x, router.layers).inputs for x in parts] for task, parts in sentences.items()}
+    support = {
+        task: {layer: torch.cat([inputs[layer] for inputs in parts]) for layer in router.layers}
+        for task, parts in seen.items()
+    }
+    return CalibratedRouter.fit(router, support)
 
 
 def routing_layers(setting: Setting) -> list[str]:
     return leading_layers(setting.library, setting.encoder, 1.0)
 
 
-def last_block(setting: Setting) -> str:
-    """Return the first matrix of the last block, of six."""
-    return routing_layers(setting)[-6]
-
-
-def read_inputs(module: nn.Module, layer: str, sentences: Mapping[str, list[Inputs]]) -> dict[str, Tensor]:
-    """Return the inputs of a layer for the sentences of every task."""
-    return {
-        task: torch.cat([capture(module, x, [layer]).inputs[layer] for x in parts]) for task, parts in sentences.items()
-    }
-
-
 def twin(scale: float) -> Callable[[Setting], Model]:
-    """The router is fitted as that of MASS, but reads the shared expert."""
+    """The router is calibrated as that of MASS, but reads the shared expert."""
 
     def build(setting: Setting) -> Model:
         shared = setting.baseline(Static, method="task_arithmetic", scale=scale)
-        layer = last_block(setting)
         with applied(shared.module, shared.composition):
-            support = read_inputs(shared.module, layer, setting.data.support)
-        return setting.baseline(TwinMerging, router=DiscriminantRouter.fit(layer, support), scale=scale)
+            router = calibrate(projection("base")(setting), shared.module, setting.data.support)
+        return setting.baseline(TwinMerging, router=router, scale=scale)
 
     return build
 
@@ -114,13 +105,13 @@ def static(method: Literal["tsv", "task_arithmetic"], scale: float) -> Callable[
     return lambda setting: setting.baseline(Static, method=method, scale=scale)
 
 
-FIXED, BASE, FITTED = "MASS", "MASS, routed from the base", "MASS, fitted router"
-LIMIT = "MASS, router fitted to ten times as many"
+FIXED, BASE, CALIBRATED = "MASS", "MASS, routed from the base", "MASS, calibrated router"
+LIMIT = "MASS, calibrated on ten times as many"
 CONTENDERS = (
     Contender(FIXED, mass(FIXED, projection("fixed"))),
     Contender(BASE, mass(BASE, projection("base"))),
-    Contender(FITTED, mass(FITTED, discriminant(lambda data: data.support))),
-    Contender(LIMIT, mass(LIMIT, discriminant(lambda data: data.training())), limit=True),
+    Contender(CALIBRATED, mass(CALIBRATED, calibrated(lambda data: data.support))),
+    Contender(LIMIT, mass(LIMIT, calibrated(lambda data: data.training())), limit=True),
     Contender("SMILE", {f"top {t}, gates of rank {r}": smile(t, r) for t, r in ((1, 16), (1, 4), (2, 16))}),
     Contender("Arrow", {f"top {t}": smile(t, 1) for t in (1, 2, 4)}),
     Contender("Twin-Merging", {f"λ = {scale}": twin(scale) for scale in (0.2, 0.3, 0.45)}),

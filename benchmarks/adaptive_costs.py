@@ -16,7 +16,7 @@ from merganser.modules.inputs import Inputs
 from merganser.routing import AdaptiveModel
 from merganser.routing.baselines import Smile
 from merganser.routing.baselines.gated import GatedBaseline
-from merganser.routing.routers import DiscriminantRouter
+from merganser.routing.routers import CalibratedRouter
 
 #: Single sentences in the stream whose costs are counted.
 STREAM = 64
@@ -73,7 +73,7 @@ def numbers(model: Model, setting: Setting) -> float:
     """
     size = stored(setting.library)
     router = getattr(model, "router", None)
-    fitted = router.weight.numel() + router.bias.numel() if isinstance(router, DiscriminantRouter) else 0
+    fitted = router.weight.numel() + router.bias.numel() if isinstance(router, CalibratedRouter) else 0
     if isinstance(model, AdaptiveModel | Smile):
         whole = sum(size.experts.values())
     elif isinstance(model, GatedBaseline):
@@ -109,13 +109,13 @@ def storage(module: nn.Module, tasks: int) -> dict[str, float]:
 
     singular_values = sum(rank_kept(min(layer.weight.shape), tasks, None) for layer in layers.values())
     library = tasks * (factors(layers) + singular_values + trained - weights(layers))
-    width = list(layers.values())[-6].in_features
-    router = tasks * (width + 1)
+    router = tasks * (tasks + 1)
+    width = min(layer.in_features for layer in gated.values())
     gates = len(gated) // 2 * ((width + 1) * width + (width + 1) * tasks)
     merged = trained - weights(gated) - biases(gated) + gates
     counted = {
         "MASS": library,
-        "MASS, fitted router": library + router,
+        "MASS, calibrated router": library + router,
         "SMILE": library,
         "Arrow": library,
         "Twin-Merging": trained + tasks * (factors(layers) + biases(layers)) + router,

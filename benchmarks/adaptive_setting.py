@@ -18,7 +18,7 @@ from merganser.modules.activations import pool
 from merganser.modules.inputs import Inputs
 from merganser.routing import AdaptiveModel
 from merganser.routing.baselines import Baseline
-from merganser.routing.heads import Head
+from merganser.routing.heads import NamedHead
 
 #: Tasks that ask the same question, and its answers.
 POLARITY = frozenset({"mr", "sst2", "cr", "mpqa"})
@@ -78,7 +78,7 @@ class Setting:
 
     def named_heads(self) -> dict[str, Any]:
         """Return the heads; those of the polarity tasks with the names of their classes."""
-        return {task: Head(head, ANSWERS) if task in POLARITY else head for task, head in self.heads.items()}
+        return {task: NamedHead(head, ANSWERS) if task in POLARITY else head for task, head in self.heads.items()}
 
     def model(self, **options: Any) -> AdaptiveModel:
         options = {"cache_bytes": CACHE} | options

@@ -5,14 +5,14 @@ import torch
 
 from benchmarks import answers
 from benchmarks.adaptive import CONTENDERS, evaluate, tune
-from benchmarks.adaptive_contenders import last_block, marks, run
+from benchmarks.adaptive_contenders import marks, projection, run
 from benchmarks.adaptive_costs import numbers, single_sentences, storage
 from benchmarks.adaptive_setting import Data, Setting, Sizes, same_question
 from benchmarks.reporting.sections import adaptive as section
 from merganser.library import Library
 from merganser.modules.inputs import Inputs
 from merganser.routing.baselines import Smile, Static, TwinMerging, WeMoE
-from merganser.routing.routers import DiscriminantRouter
+from merganser.routing.routers import CalibratedRouter
 
 transformers = pytest.importorskip("transformers")
 
@@ -165,10 +165,11 @@ def test_storage_by_shapes_is_what_models_store(tmp_path):
     library = Library.build(base, experts, tmp_path / "whole")
     heads = {task: {"weight": torch.randn(2, 16), "bias": torch.zeros(2)} for task in TASKS}
     setting = Setting(library, heads, layers, Data({}, {}, {}, dict), {})
-    router = DiscriminantRouter.fit(last_block(setting), {task: torch.randn(3, 16) for task in TASKS})
+    router = projection("base")(setting)
+    router = CalibratedRouter(router, torch.eye(len(TASKS)), torch.zeros(len(TASKS)))
     models = {
         "MASS": setting.model(),
-        "MASS, fitted router": setting.model(router=router),
+        "MASS, calibrated router": setting.model(router=router),
         "SMILE": setting.baseline(Smile),
         "Twin-Merging": setting.baseline(TwinMerging, router=router),
         "WeMoE": setting.baseline(WeMoE),

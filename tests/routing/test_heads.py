@@ -5,7 +5,7 @@ import torch
 
 from merganser.errors import InputError
 from merganser.routing.choices import Routing
-from merganser.routing.heads import Head, Heads
+from merganser.routing.heads import Heads, NamedHead
 
 
 def routed(tasks, sets, weights):
@@ -54,7 +54,7 @@ def test_the_posterior_of_an_answer_adds_up_the_tasks_that_ask_the_same_question
     names = ("no", "yes")
     columns = {"a": slice(0, 2), "b": slice(2, 4), "c": slice(4, 7)}
     plain = {task: lambda z, kept=kept: z[:, kept] for task, kept in columns.items()}
-    heads = Heads({"a": Head(plain["a"], names), "b": Head(plain["b"], names), "c": plain["c"]}, "abc")
+    heads = Heads({"a": NamedHead(plain["a"], names), "b": NamedHead(plain["b"], names), "c": plain["c"]}, "abc")
     p = torch.tensor([[0.9, 0.1, 0.3, 0.7, 0.8, 0.1, 0.1]], dtype=torch.float64)
     weights = torch.tensor([[0.25, 0.3, 0.45]])
     together = heads.predict(p.log(), routed("abc", (frozenset("abc"),), weights), "posterior")
@@ -75,8 +75,17 @@ def test_the_posterior_of_an_answer_adds_up_the_tasks_that_ask_the_same_question
     assert part.logits[0, 2:4].isneginf().all()
 
 
+def test_the_likeliest_task_of_a_question_stands_for_all_of_its_tasks():
+    names = ("no", "yes")
+    heads = Heads({task: NamedHead(lambda z: z, names) if task in "ac" else lambda z: z for task in "abc"}, "abc")
+    weights = torch.tensor([[0.35, 0.4, 0.25], [0.1, 0.5, 0.4], [0.2, 0.7, 0.1]], dtype=torch.float64)
+    expected = torch.tensor([[0.6, 0.4, 0.25], [0.1, 0.5, 0.5], [0.3, 0.7, 0.1]], dtype=torch.float64)
+    torch.testing.assert_close(heads.pooled(weights, "abc"), expected)
+    torch.testing.assert_close(heads.pooled(weights.flip(1), "cba"), expected.flip(1))
+
+
 def test_names_that_do_not_fit_a_head_are_refused():
-    heads = Heads({"a": Head(lambda z: z, ("no", "yes"))}, "a")
+    heads = Heads({"a": NamedHead(lambda z: z, ("no", "yes"))}, "a")
     with pytest.raises(InputError, match="'a' has 3 classes, but 2 names"):
         heads.predict(torch.zeros(1, 3), routed("a", (frozenset("a"),), torch.ones(1, 1)))
 

@@ -15,7 +15,7 @@ from merganser.modules.inputs import Inputs
 from merganser.routing.adaptive import AdaptiveModel
 from merganser.routing.choices import choose, task_accuracy
 from merganser.routing.routers import (
-    DiscriminantRouter,
+    CalibratedRouter,
     MlpRouter,
     NearestNeighbour,
     ProjectionRouter,
@@ -162,7 +162,6 @@ def test_routers_with_data_find_separate_tasks():
     truth = [task for task in "abc" for _ in range(15)]
     for router in (
         NearestNeighbour.fit("l", support),
-        DiscriminantRouter.fit("l", support),
         MlpRouter.fit("l", support, hidden=16, steps=60),
     ):
         weights = router.weights({"l": z})
@@ -173,37 +172,59 @@ def test_routers_with_data_find_separate_tasks():
     assert torch.equal(same.weights({"l": z}), weights), "training is seeded"
     with pytest.raises(InputError, match="support of task 'a'"):
         NearestNeighbour.fit("l", {"a": torch.zeros(0, 3)})
-    for fit in (NearestNeighbour.fit, DiscriminantRouter.fit, MlpRouter.fit):
+    for fit in (NearestNeighbour.fit, MlpRouter.fit):
         with pytest.raises(InputError, match="no support"):
             fit("l", {})
         with pytest.raises(InputError, match="several widths"):
             fit("l", {"a": torch.ones(1, 3), "b": torch.ones(1, 4)})
 
 
-def test_discriminant_weights_are_those_of_gaussians_with_one_covariance():
-    rng = np.random.default_rng(0)
-    mixing, scales = rng.normal(size=(6, 6)), np.array([1e-3, 0.1, 1, 1, 10, 1e4])
-    support = {
-        task: (rng.normal(size=(n, 6)) @ mixing + 2 * rng.normal(size=6)) * scales for task, n in (("a", 9), ("b", 5))
-    }
-    z = (rng.normal(size=(4, 6)) @ mixing) * scales
-    spread = np.concatenate(list(support.values())).std(0)
-    means = [x.mean(0) / spread for x in support.values()]
-    around = np.concatenate([x / spread - mean for x, mean in zip(support.values(), means, strict=True)])
-    covariance = 0.7 * around.T @ around / 14 + 0.3 * (around**2).mean() * np.eye(6)
-    joint = [
-        np.exp(-np.einsum("si,ij,sj->s", r, np.linalg.inv(covariance), r) / 2) for r in (z / spread - m for m in means)
-    ]
-    router = DiscriminantRouter.fit("l", {task: torch.from_numpy(x) for task, x in support.items()}, shrinkage=0.3)
-    found = router.weights({"l": torch.from_numpy(z)})
-    np.testing.assert_allclose(found, np.stack(joint, 1) / np.sum(joint, 0)[:, None], rtol=1e-3, atol=1e-5)
+@pytest.fixture
+def projection():
+    rng = torch.Generator().manual_seed(0)
+    bases = tuple(torch.linalg.qr(torch.randn(10, rank, generator=rng)).Q for rank in (2, 5, 3))
+    return ProjectionRouter(("a", "b", "c"), {"l": bases}, "base")
 
 
-def test_a_discriminant_router_of_single_samples_finds_the_nearer_one():
-    router = DiscriminantRouter.fit("l", {"a": torch.tensor([[0.0, 1.0]]), "b": torch.tensor([[1.0, 1.0]])})
-    assert router.weights({"l": torch.tensor([[0.1, 1.0], [0.9, 1.0]])}).argmax(1).tolist() == [0, 1]
+def test_calibrated_weights_are_those_of_gaussians_with_one_covariance(projection):
+    rng = torch.Generator().manual_seed(1)
+    support = {task: torch.randn(n, 10, generator=rng) * (1 + n / 9) for task, n in (("a", 9), ("b", 5), ("c", 7))}
+    z = torch.randn(4, 10, generator=rng)
+    router = CalibratedRouter.fit(projection, {task: {"l": x} for task, x in support.items()}, shrinkage=0.3)
+    assert (router.tasks, router.layers, router.source) == (("a", "b", "c"), ("l",), "base")
+
+    seen = [projection.residuals({"l": x}).numpy() for x in support.values()]
+    spread = np.concatenate(seen).std(0)
+    around = np.concatenate([(r - r.mean(0)) / spread for r in seen])
+    covariance = 0.7 * around.T @ around / 21 + 0.3 * (around**2).mean() * np.eye(3)
+    gaps = [(projection.residuals({"l": z}).numpy() - r.mean(0)) / spread for r in seen]
+    density = np.stack([np.exp(-np.einsum("si,ij,sj->s", g, np.linalg.inv(covariance), g) / 2) for g in gaps], 1)
+    np.testing.assert_allclose(router.weights({"l": z}), density / density.sum(1, keepdims=True), rtol=1e-8)
+
+
+def test_calibration_finds_a_task_whose_subspace_is_never_the_closest(projection):
+    """The subspace of b is the largest and holds most of any input."""
+    rng = torch.Generator().manual_seed(2)
+    bases = dict(zip("abc", projection.subspaces["l"], strict=True))
+
+    def samples(task, count):
+        inside = torch.randn(count, bases[task].shape[1], generator=rng) @ bases[task].T
+        return {"l": inside + 1.5 * torch.randn(count, 10, generator=rng)}
+
+    router = CalibratedRouter.fit(projection, {task: samples(task, 400) for task in "abc"})
+    z = samples("a", 400)
+    first = [float((each.weights(z).argmax(1) == 0).double().mean()) for each in (projection, router)]
+    assert first[0] < 0.2 < 2 * first[0] + 0.2 < first[1]
+
+
+def test_a_calibration_works_with_single_samples_and_needs_all_tasks(projection):
+    single = {task: {"l": projection.subspaces["l"][place].sum(1)[None]} for place, task in enumerate("abc")}
+    router = CalibratedRouter.fit(projection, single)
+    assert [int(router.weights(z).argmax()) for z in single.values()] == [0, 1, 2]
+    with pytest.raises(InputError, match="no support of task 'b'"):
+        CalibratedRouter.fit(projection, {"a": single["a"]})
     with pytest.raises(InputError, match="shrinkage 0"):
-        DiscriminantRouter.fit("l", {"a": torch.ones(2, 2)}, shrinkage=0)
+        CalibratedRouter.fit(projection, single, shrinkage=0)
 
 
 def test_task_accuracy_counts_per_task():

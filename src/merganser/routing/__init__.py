@@ -15,11 +15,11 @@ __getattr__, __dir__, __all__ = exports(
         "adaptive": ("AdaptiveModel",),
         "baselines": ("Oracle", "Smile", "Static", "TwinMerging", "WeMoE"),
         "batching": ("Limits",),
-        "heads": ("Head",),
+        "heads": ("NamedHead",),
         "layers": ("score_layers", "sweep_layers"),
         "listening": ("create_server",),
         "predictions": ("Prediction",),
-        "routers": ("DiscriminantRouter", "MlpRouter", "NearestNeighbour", "ProjectionRouter"),
+        "routers": ("CalibratedRouter", "MlpRouter", "NearestNeighbour", "ProjectionRouter"),
         "sensitivity": ("sweep_choice", "sweep_redundancy"),
         "serving": ("create_app",),
         "textspan": ("decode",),
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from merganser.routing.baselines import TwinMerging as TwinMerging
     from merganser.routing.baselines import WeMoE as WeMoE
     from merganser.routing.batching import Limits as Limits
-    from merganser.routing.heads import Head as Head
+    from merganser.routing.heads import NamedHead as NamedHead
     from merganser.routing.layers import score_layers as score_layers
     from merganser.routing.layers import sweep_layers as sweep_layers
     from merganser.routing.listening import create_server as create_server
     from merganser.routing.predictions import Prediction as Prediction
-    from merganser.routing.routers import DiscriminantRouter as DiscriminantRouter
+    from merganser.routing.routers import CalibratedRouter as CalibratedRouter
     from merganser.routing.routers import MlpRouter as MlpRouter
     from merganser.routing.routers import NearestNeighbour as NearestNeighbour
     from merganser.routing.routers import ProjectionRouter as ProjectionRouter

@@ -317,7 +317,11 @@ class AdaptiveModel(LibraryModel):
         return self._choose(mean).repeated(len(weights) if size is None else size)
 
     def _choose(self, weights: Tensor) -> Routing:
-        return choose(self.router.tasks, weights.cpu(), self.settings.threshold, self.settings.top)
+        """Choose among tasks, the likeliest of each question with the weight of all tasks that ask it."""
+        weights, tasks = weights.cpu(), self.router.tasks
+        pooled = weights if self.heads is None else self.heads.pooled(weights, tasks)
+        routing = choose(tasks, pooled, self.settings.threshold, self.settings.top)
+        return replace(routing, weights=weights)
 
     def _probed(self, size: int) -> int:
         probes = self.settings.probes

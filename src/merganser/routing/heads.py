@@ -22,7 +22,7 @@ HeadScore = Literal["logit", "probability", "posterior"]
 
 
 @dataclass(frozen=True)
-class Head:
+class NamedHead:
     """A head with the names of its classes. Heads whose classes have the same names answer the same question.
 
     Args:
@@ -32,19 +32,19 @@ class Head:
 
     Example:
         >>> linear = {"weight": torch.zeros(2, 16), "bias": torch.zeros(2)}
-        >>> head = mg.routing.Head(linear, ("negative", "positive"))
+        >>> head = mg.routing.NamedHead(linear, ("negative", "positive"))
     """
 
     logits: UnnamedHead
     classes: Sequence[str]
 
 
-HeadLike: TypeAlias = UnnamedHead | Head
+HeadLike: TypeAlias = UnnamedHead | NamedHead
 
 
 class Heads(nn.Module):
     """Heads by task. Tasks with the same classes may share a head (pass the same object for both), or have heads with
-    the same names of classes (see `Head`).
+    the same names of classes (see `NamedHead`).
 
     Heads that are modules, or given by tensors, are submodules under the name of the first of their tasks.
     """
@@ -80,6 +80,15 @@ class Heads(nn.Module):
         if logits.dim() != 2 or len(logits) != len(features):
             raise InputError(f"the head of {task!r} gives {list(logits.shape)} for {len(features)} samples")
         return logits
+
+    def pooled(self, weights: Tensor, tasks: Sequence[str]) -> Tensor:
+        """Return weights of these tasks in which the likeliest of each question has that of all tasks that ask it."""
+        pooled = weights.clone()
+        for question in {self._questions[task] for task in tasks}:
+            ours = [place for place, task in enumerate(tasks) if self._questions[task] == question]
+            best = torch.tensor(ours, device=weights.device)[weights[:, ours].argmax(1, keepdim=True)]
+            pooled.scatter_(1, best, weights[:, ours].sum(1, keepdim=True))
+        return pooled
 
     def check(self, task: str | None) -> None:
         """Refuse a task that has no head."""
@@ -184,11 +193,11 @@ class Heads(nn.Module):
 
 def _question(owner: str, head: HeadLike) -> str | tuple[str, ...]:
     """Return the names of a head's classes; the task that owns the head if they have none."""
-    return tuple(head.classes) if isinstance(head, Head) else owner
+    return tuple(head.classes) if isinstance(head, NamedHead) else owner
 
 
 def make_head(head: HeadLike) -> Callable[[Tensor], Tensor]:
-    if isinstance(head, Head):
+    if isinstance(head, NamedHead):
         head = head.logits
     if not isinstance(head, Mapping):
         return head

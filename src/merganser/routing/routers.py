@@ -121,6 +121,78 @@ class ProjectionRouter:
         return normalized(-self.residuals(inputs), self.normalize)
 
 
+@dataclass(frozen=True)
+class CalibratedRouter:
+    """A projection router whose residuals are calibrated on a few dozen samples of every task.
+
+    Residuals of tasks do not compare by themselves: the subspaces of one task may hold more of any input than those of
+    another, and tasks may be alike. Linear discriminant analysis learns both: the residuals r of a task's samples are
+    Gaussian, with a mean μ_t of its own and one covariance C for all tasks, so that w = softmax over t of −½ (r − μ_t)ᵀ
+    C⁻¹ (r − μ_t), which is linear in r. In units of each residual's spread, C = (1 − λ) S + λ (tr S / T) I, with S the
+    covariance around the means.
+
+    Args:
+        router: The projection router.
+        weight: The coefficients of every task, shape (tasks, tasks).
+        bias: Their constants, one for each task.
+
+    Example:
+        >>> router = mg.routing.ProjectionRouter.of(library, ["0", "2"], source="base")
+        >>> support = {task: {"0": torch.randn(4, 8), "2": torch.randn(4, 16)} for task in library.experts}
+        >>> router = mg.routing.CalibratedRouter.fit(router, support)
+    """
+
+    router: ProjectionRouter
+    weight: Tensor
+    bias: Tensor
+
+    @classmethod
+    def fit(
+        cls, router: ProjectionRouter, support: Mapping[str, Mapping[str, Tensor]], shrinkage: float = 0.2
+    ) -> CalibratedRouter:
+        """Calibrate a router on some inputs of its layers for every task; labels are not needed.
+
+        Args:
+            router: The projection router.
+            support: For every task, the inputs of each layer, of shape (samples, width); `first_pass` returns them.
+            shrinkage: λ, above 0 and at most 1.
+
+        Returns:
+            The calibrated router.
+        """
+        if not 0 < shrinkage <= 1:
+            raise InputError(f"shrinkage {shrinkage}: must be above 0 and at most 1")
+        if missing := [task for task in router.tasks if task not in support]:
+            raise InputError(f"no support of task {missing[0]!r}: give some inputs of the layers for every task")
+        found = [router.residuals(support[task]) for task in router.tasks]
+        every = torch.cat(found)
+        centre, spread = every.mean(0), every.std(0, correction=0).clamp(min=1e-9)
+        unit = [(r - centre) / spread for r in found]
+        means = torch.stack([r.mean(0) for r in unit])
+        around = torch.cat([r - mean for r, mean in zip(unit, means, strict=True)])
+        covariance = (1 - shrinkage) * around.T @ around / len(around)
+        # Single samples of every task have no covariance.
+        covariance.diagonal().add_(shrinkage * around.square().mean().clamp(min=1e-3))
+        weight = torch.linalg.solve(covariance, means.T).T / spread
+        return cls(router, weight, -(weight * (means * spread / 2 + centre)).sum(1))
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return self.router.tasks
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return self.router.layers
+
+    @property
+    def source(self) -> RoutingSource:
+        return self.router.source
+
+    def weights(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        r = self.router.residuals(inputs)
+        return F.linear(r, self.weight.to(r), self.bias.to(r)).softmax(dim=1)
+
+
 def residuals(z: Tensor, bases: Sequence[Tensor]) -> Tensor:
     """Return √(‖z‖² − ‖V_tᵀ z‖²), shape (samples, tasks), in float64 from products in the precision of the bases."""
     whole = z.double().square().sum(1)
@@ -190,74 +262,6 @@ class NearestNeighbour:
         z = F.normalize(inputs[self.layer].float(), dim=1)
         nearest = torch.stack([(z @ rows.to(z).T).amax(1) for rows in self.support], dim=1)
         return normalized(nearest, self.normalize)
-
-
-@dataclass(frozen=True)
-class DiscriminantRouter:
-    """A router by linear discriminant analysis: the inputs of every task are Gaussian, with a covariance they share.
-
-    w = softmax over t of −½ (z − μ_t)ᵀ C⁻¹ (z − μ_t), which is linear in z. Entries of z are measured in units of their
-    spread, and C = (1 − λ) S + λ (tr S / m) I shrinks the covariance S of the m entries around their task's mean, so
-    that a few dozen samples of every task are enough.
-
-    Args:
-        tasks: Names of the experts.
-        layer: The layer whose inputs are compared.
-        weight: The coefficients of every task, shape (tasks, width).
-        bias: Their constants, one for each task.
-        source: The model of the first pass: the `"fixed"` merge or the `"base"`.
-
-    Example:
-        >>> support = {"math": torch.randn(4, 16), "code": torch.randn(4, 16)}
-        >>> router = mg.routing.DiscriminantRouter.fit("2", support)
-    """
-
-    tasks: tuple[str, ...]
-    layer: str
-    weight: Tensor
-    bias: Tensor
-    source: RoutingSource = "fixed"
-
-    def __post_init__(self) -> None:
-        one_of("source", self.source, RoutingSource)
-
-    @classmethod
-    def fit(
-        cls, layer: str, support: Mapping[str, Tensor], source: RoutingSource = "fixed", *, shrinkage: float = 0.5
-    ) -> DiscriminantRouter:
-        """Build the router from some inputs of the layer for every task, each of shape (samples, width).
-
-        Args:
-            layer: The layer that the inputs belong to.
-            support: The inputs of every task.
-            source: The model they come from.
-            shrinkage: λ, above 0 and at most 1.
-
-        Returns:
-            The router.
-        """
-        _check_support(support)
-        if not 0 < shrinkage <= 1:
-            raise InputError(f"shrinkage {shrinkage}: must be above 0 and at most 1")
-        x = torch.cat([z.double() for z in support.values()])
-        centre, spread = x.mean(0), x.std(0, correction=0).clamp(min=1e-6)
-        unit = [(z.double() - centre) / spread for z in support.values()]
-        means = torch.stack([z.mean(0) for z in unit])
-        around = torch.cat([z - mean for z, mean in zip(unit, means, strict=True)])
-        ridge = shrinkage * around.square().mean().clamp(min=1e-3)  # single samples of every task have no covariance
-        covariance = (1 - shrinkage) * around.T @ around / len(x)
-        covariance.diagonal().add_(ridge)
-        weight = torch.linalg.solve(covariance, means.T).T
-        bias = -(weight * (means / 2 + centre / spread)).sum(1)
-        return cls(tuple(support), layer, (weight / spread).float(), bias.float(), source)
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        return (self.layer,)
-
-    def weights(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        z = inputs[self.layer].float()
-        return F.linear(z, self.weight.to(z.device), self.bias.to(z.device)).softmax(dim=1)
 
 
 class MlpRouter(nn.Module):
