@@ -37,6 +37,7 @@ def test_a_directory_is_searched_once(here):
         ("broken_functions", "^--score broken_functions: expected package.module:function"),
         (":f", "expected package.module:function"),
         ("nowhere.at.all:f", "no module 'nowhere.at.all' here or installed"),
+        ("./nets/small.py:f", "a module is named as in an import: nets.small:f"),
         ("broken_functions:f", "importing 'broken_functions' failed: No module named 'absent_dependency'"),
         ("failing_functions:f", "importing 'failing_functions' failed: ValueError: no"),
         ("json:dump5", "'json' has no function 'dump5'; did you mean 'dump"),

@@ -212,5 +212,7 @@ def test_an_adapter_over_codes_is_no_copy(directory, tmp_path):
 def test_tables_of_integers_from_one_of_several_models_are_noted(header):
     integer = {"lookup": spec(4, 4, dtype=torch.int64), "position_ids": spec(1, 4, dtype=torch.int64)}
     models = dict.fromkeys("ab", PLAIN | integer)
-    assert planned(LINEAR, models, header).notes == ("1 integer tensor(s) are copied from a alone, such as 'lookup'",)
+    assert planned(LINEAR, models, header).notes == (
+        "1 integer tensor(s) are copied from a alone, such as 'lookup' (int64[4, 4])",
+    )
     assert not planned("method: passthrough\nmodels: [a]", models, header).notes

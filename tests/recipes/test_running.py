@@ -127,6 +127,33 @@ def test_notes_are_warnings() -> None:
         mg.merge([state(1.0)], weight={"matth*": 2, "*": 1})
 
 
+def test_parametrised_weights_are_noted() -> None:
+    def old(parametrise: Any) -> nn.Module:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return nn.Sequential(parametrise(nn.Linear(3, 2)))
+
+    makers = [
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))),
+        lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2))),
+        lambda: old(nn.utils.weight_norm),
+        lambda: old(nn.utils.spectral_norm),
+    ]
+    for make in makers:
+        with pytest.warns(UserWarning, match=r"1 weight\(s\) are parametrised, such as '0.weight'"):
+            mg.merge([make(), make()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mg.merge([{"conv.weight_g": torch.ones(2)}] * 2)
+
+
+def test_floats_that_the_first_model_has_as_integers_are_noted() -> None:
+    whole, half = {"b": torch.ones(2), "w": torch.full((2,), 3)}, {"b": torch.ones(2), "w": torch.full((2,), 0.5)}
+    with pytest.warns(UserWarning, match=r"copied from models\[0\] alone, such as 'w' \(int64\[2\]\)"):
+        assert mg.merge([whole, half])["w"].tolist() == [3, 3]
+    assert mg.merge([half, whole])["w"].tolist() == [1.75, 1.75]
+
+
 def test_misspelt_labels_are_an_error() -> None:
     models = {"code": state(1.0), "math": state(2.0)}
     message = "weight: expected a value for each of ['code', 'math'], got values for ['cdoe', 'maht']"

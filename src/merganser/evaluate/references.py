@@ -19,6 +19,9 @@ def import_function(reference: str, where: str = "") -> Any:
     path, _, name = reference.partition(":")
     if not path or not name:
         raise InputError(f"{said}: expected package.module:function")
+    if path.endswith(".py"):
+        module = path.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise InputError(f"{said}: a module is named as in an import: {module}:{name}")
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)

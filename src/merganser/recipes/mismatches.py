@@ -103,11 +103,16 @@ class Mismatches:
         if self.table.config(model).get(key) != self.table.config(0).get(key):
             self._unlike.setdefault(model, name)
 
-    def note_copied(self, name: str, spec: TensorSpec, model: int, models: int) -> None:
-        """Record an integer tensor copied from one of several models; a table of numbers may have been learned."""
-        table = len(spec.shape) > 1 and is_integer(spec.element) and spec.element.name != "bool"
-        if models > 1 and table and not _INDEX.search(name):
-            self._copied.setdefault(model, []).append(name)
+    def note_copied(self, name: str, spec: TensorSpec, model: int, used: Sequence[Source]) -> None:
+        """Record an integer tensor copied from one of several models; a table of numbers, or one that is of floats in
+        another model, may have been learned.
+        """
+        if len(used) < 2 or not is_integer(spec.element) or _INDEX.search(name):
+            return
+        others = [(self.table.checkpoints[each.model], each.name) for each in used]
+        floats = any(each in other and not is_integer(other.spec(each).element) for other, each in others)
+        if floats or (len(spec.shape) > 1 and spec.element.name != "bool"):
+            self._copied.setdefault(model, []).append(f"{name!r} ({spec})")
 
     def add_complex(self, name: str, label: str, spec: TensorSpec) -> None:
         self.add(
@@ -142,7 +147,7 @@ class Mismatches:
     def finish(self) -> None:
         for model, names in self._copied.items():
             label = self.table.models[model].label
-            self.notes.append(f"{len(names)} integer tensor(s) are copied from {label} alone, such as {names[0]!r}")
+            self.notes.append(f"{len(names)} integer tensor(s) are copied from {label} alone, such as {names[0]}")
         found = [*self._found, *self._describe_codes()]
         differences = NameDifferences(
             self.table, self._missing, self._surplus, self.recipe.places.rename("output.exclude")

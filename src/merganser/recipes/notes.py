@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from glob import has_magic
 
@@ -16,6 +17,10 @@ from merganser.recipes.sources import SourceTable
 
 #: Share of the merged entries below which averaged kernels are not noted (a ViT's patch embedding).
 _SHARE = 0.1
+#: What torch stores in place of a weight: new parametrisations, or the old weight norm, spectral norm and pruning.
+_PARAMETRISED = re.compile(
+    r"(?P<module>(.*\.)?)(parametrizations\.(?P<name>\w+)\..+|(?P<old>weight)(?P<part>_g|_orig))"
+)
 
 
 def note_averaged_kernels(outputs: Iterable[Output], rules: Mapping[RuleKey, Method]) -> list[str]:
@@ -38,6 +43,23 @@ def note_averaged_kernels(outputs: Iterable[Output], rules: Mapping[RuleKey, Met
     return [
         f"{name} averages {count} convolution kernels ({kernels / merged:.0%} of the merged entries): "
         "set `convolutions: true` to treat them as matrices"
+    ]
+
+
+def note_parametrised(outputs: Iterable[Output]) -> list[str]:
+    """Return a note if weights are computed from others that are merged, as by torch's weight and spectral norm."""
+    merged = {output.name for output in outputs if not output.copies}
+    found = dict.fromkeys(
+        f"{match['module']}{match['name'] or match['old']}"
+        for name in sorted(merged)
+        if (match := _PARAMETRISED.fullmatch(name)) and (match["part"] != "_g" or f"{name[:-1]}v" in merged)
+    )
+    if not found:
+        return []
+    return [
+        f"{len(found)} weight(s) are parametrised, such as {next(iter(found))!r}: what they are computed from is "
+        "merged, which is not the merge of the weights; for that, remove the parametrisation from the models first "
+        "(torch.nn.utils.parametrize.remove_parametrizations, remove_weight_norm)"
     ]
 
 

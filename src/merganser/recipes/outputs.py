@@ -172,7 +172,7 @@ class OutputPlanner:
         template = self._find_template(job, base or sources[0])
         spec = self.table.checkpoints[template.model].spec(template.name)
         if is_buffer(job.name, spec):
-            self.mismatches.note_copied(job.name, spec, template.model, len(used))
+            self.mismatches.note_copied(job.name, spec, template.model, used)
             return Output(job.name, spec, "passthrough", (template,))
         if not self._fits(job, used):
             return None

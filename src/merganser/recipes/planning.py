@@ -10,7 +10,12 @@ from merganser.checkpoints.vocabulary import Remapped
 from merganser.engine.merge import Merge, Open
 from merganser.engine.plan import Output, Plan
 from merganser.recipes import config_differences
-from merganser.recipes.notes import note_averaged_kernels, note_unmatched_patterns, note_unused_models
+from merganser.recipes.notes import (
+    note_averaged_kernels,
+    note_parametrised,
+    note_unmatched_patterns,
+    note_unused_models,
+)
 from merganser.recipes.outputs import OutputPlanner
 from merganser.recipes.quantisation import quantise
 from merganser.recipes.schema import Problems, Recipe
@@ -92,7 +97,7 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
     rows = vocabulary.notes if vocabulary is not None else note_renumbered(recipe, table)
     rules = planner.rules(outputs)
     notes = [*nested, *relaid, *recipe.notes, *planner.notes, *unmatched, *rows, *remarks]
-    notes += note_averaged_kernels(outputs, rules)
+    notes += [*note_averaged_kernels(outputs, rules), *note_parametrised(outputs)]
     result = Plan(
         models=(*table.models, *table.sides),
         outputs=tuple(outputs),
