@@ -10,34 +10,43 @@ from benchmarks.answers import Answers
 from benchmarks.reporting.formats import percent, points, signed
 from benchmarks.reporting.parts import Axis, Bars, Figure, Lines, Part, Table, Text
 
-NAMES = """
-**MASS** routes every sentence by how well its hidden states fit the span of each expert's singular vectors, read from
-the fixed merge or from the base, and runs the experts it chose. With a *calibrated router*, a linear discriminant of
-these residuals replaces their softmax. **SMILE** mixes experts for every token and layer by their singular vectors,
-**Arrow** by the first one of each expert alone. **Twin-Merging** adds low-rank residuals to a shared merge, mixed by a
-router that is calibrated like that of MASS. **WeMoE** mixes task vectors with gates in the MLP blocks, adapted to
-unlabelled sentences in a few steps; its gates vote for a task, as the layers of SMILE and Arrow do. TSV-M and task
-arithmetic are one merge for all inputs. Every contender has three settings and the same ways to choose a head: that of
-the task with the largest weight (*vote*), or the best of all heads by logit, by probability, or by *posterior*, which
-adds up the tasks with the same labels. Setting and way are chosen on the same validation sentences. Routers and gates
-are fitted to the same other ones, of known task but without labels. One more row is a limit for routers, not a rival:
-MASS with a router calibrated on ten times as many sentences.
+FIXED, BASE, CALIBRATED = "MASS", "MASS, routed from the base", "MASS, calibrated router"
+#: What contenders do, in the words of the page.
+CONTENDERS = {
+    FIXED: "**MASS** routes every sentence by how well its hidden states fit the span of each expert's singular "
+    "vectors, read from the fixed merge or from the base, and runs the experts it chose.",
+    CALIBRATED: "With a *calibrated router*, a linear discriminant of these residuals replaces their softmax.",
+    "SMILE": "**SMILE** mixes experts for every token and layer by their singular vectors.",
+    "Arrow": "**Arrow** does so by the first singular vector of each expert alone.",
+    "Twin-Merging": "**Twin-Merging** adds low-rank residuals to a shared merge, with a router fitted to validation "
+    "sentences.",
+    "WeMoE": "**WeMoE** mixes task vectors with gates in the MLP blocks, adapted to unlabelled validation sentences in "
+    "a few steps. SMILE's layers and these gates vote for a task.",
+    "TSV-M": "TSV-M and task arithmetic are one merge for all inputs.",
+}
+RULES = """
+Every contender has three settings and the same ways to choose a head: that of the task with the largest weight
+(*vote*), or the best of all heads by logit, by probability, or by probability and weight (*posterior*, which adds up
+tasks with the same labels). Setting and way are chosen on the same validation sentences; routers and gates are fitted
+to other ones, whose task is known. One more row is a limit for routers, not a rival: MASS with a router that was fitted
+to many more sentences.
 """
 #: The set, its goal for the best adaptive model, and what it is called.
 GOALS = {"8": 0.92, "distinct": 0.97}
 TITLES = {"distinct": "tasks that differ"}
-FIXED, BASE, CALIBRATED = "MASS", "MASS, routed from the base", "MASS, calibrated router"
 
 
 def parts(results: Mapping[str, Any]) -> Iterator[Part]:
-    yield Text(NAMES)
     sets: Mapping[str, Mapping[str, Any]] = results["sets"]
+    shown = {row for found in sets.values() for row in found["rows"]}
+    yield Text(" ".join([*(said for row, said in CONTENDERS.items() if row in shown), *RULES.split()]))
     growing = sorted((name for name in sets if name.isdigit()), key=int)
     for name in [*growing, *(name for name in sets if name not in growing)]:
         yield from _set(name, sets[name])
     if len(growing) > 1:
         yield from _growth({int(name): sets[name] for name in growing})
-    yield _storage(results["storage"])
+    if "storage" in results:
+        yield _storage(results["storage"])
 
 
 def _read(found: Mapping[str, Any], kind: str) -> dict[str, Answers]:
@@ -66,7 +75,10 @@ def _set(name: str, found: Mapping[str, Any]) -> Iterator[Part]:
         + f". {_goal(name, best, scores['label'][best].mean)} {_losses(read['label'][best], experts)}"
         + "".join(f" The limit ({row}) is {percent(reached)} %." for row, reached in limits.items())
         + _gain(read["label"], experts)
-        + "".join(_unrecognised(rows[row]) for row in limits if limits[row] < GOALS.get(name, 0))
+        + "".join(
+            _unrecognised(rows[row]) for row in limits if limits[row] < GOALS.get(name, 0) and "question" in rows[row]
+        )
+        + ("" if all("question" in row for row in rows.values()) else " Here, *posterior* does not add up tasks.")
     )
     cells = []
     for row, stored in rows.items():
