@@ -203,5 +203,6 @@ def test_the_report_says_what_servers_do_not_load(models, tmp_path, capsys):
     show_report(extract_lora(tuned, base, tmp_path / "adapter", rank=4), as_json=False)
     said = capsys.readouterr().out
     assert "1 tensors are saved whole, such as 'layers.0.norm.weight'" in said
-    assert "vLLM does not:\n  'layers.0.norm.weight' is one of 1 tensors of whole weights" in said
+    assert "vLLM does not:\n  its config has modules_to_save" in said
+    assert "'layers.0.norm.weight' is one of 1 tensors of whole weights" in said
     assert "library_name: peft" in (tmp_path / "adapter" / "README.md").read_text()

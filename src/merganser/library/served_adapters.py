@@ -48,12 +48,13 @@ def vllm_objections(adapter: str | os.PathLike[str]) -> list[str]:
         )
     if config.get("rank_pattern") or config.get("alpha_pattern"):
         found.append("its modules have different ranks, and vLLM reads one: write it with --rank")
+    names = file.names()
     kinds = {
-        "whole weights, which --low-rank-only leaves out": lambda name: ".lora_" not in name,
-        "embeddings": lambda name: ".lora_embedding_" in name,
-        "convolutions": lambda name: ".lora_" in name and len(file.spec(name).shape) > 2,
+        "whole weights, which --low-rank-only leaves out": [name for name in names if ".lora_" not in name],
+        "embeddings": [name for name in names if ".lora_embedding_" in name],
+        "convolutions": [name for name in names if ".lora_" in name and len(file.spec(name).shape) > 2],
     }
-    for kind, belongs in kinds.items():
-        if names := [name for name in file.names() if belongs(name)]:
-            found.append(f"{names[0].removeprefix(PREFIX)!r} is one of {len(names)} tensors of {kind}")
+    found += [
+        f"{own[0].removeprefix(PREFIX)!r} is one of {len(own)} tensors of {kind}" for kind, own in kinds.items() if own
+    ]
     return found
