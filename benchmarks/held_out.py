@@ -1,4 +1,4 @@
-"""Predict the losses of merged pairs by a linear model that has seen neither the experts nor the method."""
+"""Predict the losses of merges by a line that has seen neither the experts nor the method."""
 
 from __future__ import annotations
 
@@ -10,31 +10,24 @@ import numpy as np
 Row = Mapping[str, Any]
 
 
-def fit(signals: Sequence[str], rows: Sequence[Row], methods: Sequence[str]) -> np.ndarray:
-    """Least squares of the losses of some methods on signals of the pairs: the constant, then a weight for each."""
-    points = [(features(row, signals), row["methods"][method]["loss"]) for row in rows for method in methods]
-    found: np.ndarray = np.linalg.lstsq(
-        np.array([point for point, _ in points]), np.array([loss for _, loss in points]), rcond=None
-    )[0]
-    return found
+def points(rows: Sequence[Row], methods: Sequence[str]) -> np.ndarray:
+    """The disagreement of every merge with its experts, and what it loses."""
+    return np.array([[row["methods"][m]["disagreement"], row["methods"][m]["loss"]] for row in rows for m in methods])
 
 
-def features(row: Row, signals: Sequence[str]) -> list[float]:
-    return [1.0, *(row["signals"][name] for name in signals)]
+def fit(rows: Sequence[Row], methods: Sequence[str]) -> tuple[float, float]:
+    """The slope of the line through 0 from the disagreement of merges to their losses, and the losses' spread around
+    it.
+    """
+    x, y = points(rows, methods).T
+    slope = float(x @ y / (x @ x))
+    return slope, float(np.sqrt(((y - slope * x) ** 2).sum() / max(1, len(x) - 1)))
 
 
-def predictions(signals: Sequence[str], rows: Sequence[Row], method: str, others: Sequence[str]) -> list[float]:
-    """The loss of every pair with a method, by the pairs that share no expert with it and the other methods."""
+def predictions(known: Sequence[Row], rows: Sequence[Row], method: str, others: Sequence[str]) -> list[float]:
+    """The loss of every row with a method, by the known rows that share no expert with it, merged by other methods."""
     found = []
     for row in rows:
-        strangers = [other for other in rows if not set(other["experts"]) & set(row["experts"])]
-        found.append(float(np.dot(features(row, signals), fit(signals, strangers, others))))
+        strangers = [other for other in known if not set(other["experts"]) & set(row["experts"])]
+        found.append(fit(strangers, others)[0] * row["methods"][method]["disagreement"])
     return found
-
-
-def transferred(
-    signals: Sequence[str], known: Sequence[Row], rows: Sequence[Row], methods: Sequence[str]
-) -> list[float]:
-    """The loss of every pair of one zoo by the pairs of another."""
-    weights = fit(signals, known, methods)
-    return [float(np.dot(features(row, signals), weights)) for row in rows]

@@ -64,11 +64,10 @@ class Probes:
             base_gradients[name] = gradient(experts, experts.base, name, answers)
         return cls(experts, inputs, experts.own_scores(experts.experts), own, base, halved, gradients, base_gradients)
 
-    def disagreement(self, weights: Weights, pair: Sequence[str]) -> float:
+    def disagreement(self, weights: Weights, names: Sequence[str]) -> float:
         """The share of inputs that a merge answers otherwise than the experts."""
-        return sum(share(self.expert[name], logits(self.experts, weights, name, self.inputs)) for name in pair) / len(
-            pair
-        )
+        found = [share(self.expert[name], logits(self.experts, weights, name, self.inputs)) for name in names]
+        return sum(found) / len(found)
 
     def signals(self, pair: tuple[str, str]) -> dict[str, float]:
         """The signals of a pair, means over its tasks."""

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import merganser as mg
-from merganser.analysis.pair_losses import SLOPE, SPREAD, pair_losses
+from merganser.analysis.pair_losses import pair_losses
 from merganser.errors import InputError
+from merganser.tuning.expected_losses import SLOPE, SPREAD
 
 
 @pytest.fixture
@@ -71,6 +72,19 @@ def test_experts_that_undo_each_other_lose_most(base):
     data = {name: [torch.randn(200, 6)] for name in ("a", "anti", "b")}
     found = mg.analysis.pair_losses.pair_losses({"a": expert, "anti": opposite, "b": other}, base, data)
     assert found.worst.experts == ("a", "anti")
+
+
+def test_another_method_is_judged_by_its_own_answers(base):
+    experts = {name: tuned(base, seed) for name, seed in (("a", 1), ("b", 2))}
+    inputs = {name: torch.randn(50, 6) for name in experts}
+    found = pair_losses(experts, base, {n: [x] for n, x in inputs.items()}, method="ties", density=0.5, scale=2.0)
+    merged = mg.merge(experts, "ties", base, density=0.5, scale=2.0)
+    differs = []
+    for name, x in inputs.items():
+        answers = torch.func.functional_call(base, merged, x).argmax(1)
+        differs.append(float((answers != experts[name](x).argmax(1)).double().mean()))
+    assert found.worst.disagreement == pytest.approx(differs)
+    assert differs != pytest.approx(pair_losses(experts, base, {n: [x] for n, x in inputs.items()}).worst.disagreement)
 
 
 def test_refusals(base):

@@ -24,8 +24,8 @@ from benchmarks.records import stored
 from benchmarks.text_experts import TextExperts
 from benchmarks.zoo import text_tasks
 from benchmarks.zoo.text_tasks import Sentences, Task
-from merganser.analysis.pair_losses import SLOPE, SPREAD
 from merganser.library.codes.signs import Signs
+from merganser.tuning.expected_losses import SLOPE, SPREAD
 
 TASKS = ("one", "two", "three")
 
@@ -288,21 +288,23 @@ def test_losses_of_pairs_are_of_the_experts_accuracy(experts: TextExperts) -> No
 
 
 def test_losses_are_estimated_with_the_line_through_all_stored_pairs() -> None:
-    pairs = [row for row in stored("mergeability")["results"]["pairs"] if "mean" in row["methods"]]
-    x, y = np.array([(row["signals"]["disagreement"], row["methods"]["mean"]["loss"]) for row in pairs]).T
+    pairs = stored("mergeability")["results"]["pairs"]
+    merges = [own for row in pairs for own in row["methods"].values()]
+    x, y = np.array([(own["disagreement"], own["loss"]) for own in merges]).T
     slope = (x @ y) / (x @ x)
     assert round(slope, 2) == SLOPE
     assert round(math.sqrt(((y - slope * x) ** 2).sum() / (len(x) - 1)), 3) == SPREAD
 
 
 def test_held_out_losses_come_from_other_experts_and_other_methods() -> None:
-    def row(a: str, b: str, signal: float, loss: float) -> dict[str, Any]:
-        losses = {"seen": {"loss": loss}, "unseen": {"loss": 99.0}}
-        return {"experts": [a, b], "signals": {"s": signal}, "methods": losses}
+    def row(a: str, b: str, disagreement: float, loss: float) -> dict[str, Any]:
+        seen = {"loss": loss, "disagreement": disagreement}
+        return {"experts": [a, b], "methods": {"seen": seen, "unseen": {"loss": 99.0, "disagreement": disagreement}}}
 
-    rows = [row("a", "b", 2.0, 77.0), row("a", "c", 0.0, 77.0), row("c", "d", 1.0, 3.0), row("d", "e", 3.0, 7.0)]
-    assert held_out.predictions(["s"], rows, "unseen", ["seen"])[0] == pytest.approx(1 + 2 * 2.0)
-    assert held_out.transferred(["s"], rows[2:], rows[:2], ["seen"]) == pytest.approx([5.0, 1.0])
+    rows = [row("a", "b", 2.0, 77.0), row("a", "c", 0.5, 77.0), row("c", "d", 1.0, 3.0), row("d", "e", 3.0, 9.0)]
+    assert held_out.predictions(rows, rows, "unseen", ["seen"])[0] == pytest.approx(3 * 2.0)
+    assert held_out.predictions(rows[2:], rows[:1], "unseen", ["seen"]) == pytest.approx([6.0])
+    assert held_out.fit(rows[2:], ["seen"]) == pytest.approx((3.0, 0.0))
 
 
 def test_trajectories_of_straight_runs_are_linear(experts: TextExperts) -> None:

@@ -36,6 +36,7 @@ LEADS: Mapping[str, Callable[[Any], str]] = {
     "auto": experts.autopilot,
     "auto_images": experts.autopilot,
     "auto_language": experts.autopilot,
+    "auto_simulations": experts.simulated,
     "theory": experts.theory,
     "atm": experts.alternating,
     "forgetting": experts.forgetting,

@@ -62,14 +62,16 @@ def adaptive(results: Mapping[str, Any]) -> str:
 
 def mergeability(results: Mapping[str, Any]) -> str:
     rows = judged.pairs_of(results)
-    mean = next(iter(rows[0]["methods"]))
-    rhos = {name: abs(judged.correlation(rows, name, mean)) for name in rows[0]["signals"]}
-    weights = max(rho for name, rho in rhos.items() if judged.of_weights(name))
+    methods = list(rows[0]["methods"])
+    rhos = [judged.own_correlation(rows, method) for method in methods]
+    weights = max(
+        abs(judged.correlation(rows, name, methods[0])) for name in rows[0]["signals"] if judged.of_weights(name)
+    )
     return (
-        "To see beforehand which experts merge badly, ask their mean a few hundred unlabelled inputs "
-        f"(`mg.analysis.pair_losses`): its disagreement with the experts ranks pairs by what the {mean} loses with a "
-        f"correlation of {rhos[judged.ESTIMATE]:.2f}. No signal of the weights alone exceeds {weights:.2f} there. For "
-        "other methods than the mean, it says less."
+        "To see what a merge of experts loses, ask it a few hundred unlabelled inputs (`mg.analysis.pair_losses`): how "
+        "often it answers otherwise than the experts ranks pairs by what they lose with a correlation of "
+        f"{between(rhos, 2)}, depending on the method. No signal of the weights alone exceeds {weights:.2f} for the "
+        f"{methods[0]}."
     )
 
 
@@ -120,4 +122,14 @@ def forgetting(results: Mapping[str, Any]) -> str:
         f"them right, and {percent(last['kept'])} % of the {knew} that it was trained for before; "
         f"{percent(1 - chosen['at'], 0)} % of the way back, {percent(chosen['learned'])} and "
         f"{percent(chosen['kept'])} % (rate {rate:g})."
+    )
+
+
+def simulated(results: Mapping[str, Any]) -> str:
+    means = {
+        kind: [100 * sum(own[kind]) / len(own[kind]) for own in results.values()] for kind in ("grid", "autopilot")
+    }
+    return (
+        f"Expect the autopilot's merge to be {between(means['autopilot'])} points below the truly best one, where the "
+        f"best of a full grid is {between(means['grid'])} points below it. More questions help both."
     )

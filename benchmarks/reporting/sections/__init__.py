@@ -105,6 +105,7 @@ PAGES = (
             Section("auto", "The autopilot: a full grid for a tenth of its questions", auto.parts),
             Section("auto_images", "The autopilot on image experts", auto.parts),
             Section("auto_language", "The autopilot on language models", auto.parts),
+            Section("auto_simulations", "The autopilot in simulated exams", auto.simulated),
             Section("theory", "Theory: task vectors as gradients", theory.parts),
             Section("atm", "Theory: alternating tuning and merging", atm.parts),
             Section("forgetting", "Forgetting: a new skill against earlier ones", forgetting.parts),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from benchmarks.reporting.formats import percent, signed
 from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
@@ -80,6 +83,30 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
             [row["set"], row["culprit"], _named(row), f"{row['verdict']} ({row['kept']})"] for row in results["spoilt"]
         ]
         yield Table(["set", "culprit", "what the autopilot says about it", "verdict"], cells)
+
+
+def simulated(results: Mapping[str, Any]) -> Iterator[Part]:
+    """What a grid and the autopilot miss where the truth is known."""
+    runs = max(len(own["grid"]) for own in results.values())
+    yield Text(
+        f"With as many questions, is a better choice possible at all? In {runs} simulated exams of each zoo, the true "
+        "accuracies are those of the measured grids, smoothed, and answers of similar merges are alike, so that it is "
+        "known how far a choice is below the best merge. A full grid misses it too, as its best merge is partly the "
+        "luckiest one. The last column says how often the autopilot is within one standard error of the measured exam "
+        "behind the grid, or better."
+    )
+    cells = []
+    for name, own in results.items():
+        below = [np.array(own[kind]) for kind in ("grid", "autopilot")]
+        behind = below[1] - below[0]
+        means = (f"{100 * each.mean():.2f} ± {100 * _error(each):.2f}" for each in (*below, behind))
+        cells.append([name, *means, percent(float((behind <= own["error"]).mean()))])
+    columns = ["zoo", "grid, points below the best", "autopilot", "autopilot behind grid", "within one error, %"]
+    yield Table(columns, cells, "Simulated exams; ± is one standard error over exams")
+
+
+def _error(values: np.ndarray) -> float:
+    return float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
 def _named(row: Mapping[str, Any]) -> str:

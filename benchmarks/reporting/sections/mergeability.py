@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.held_out import predictions, transferred
+from benchmarks.held_out import fit, predictions
 from benchmarks.reporting.formats import percent
 from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
 from merganser.analysis.mergeability import rank_correlation
 
 GOAL = 0.6
-#: What the product estimates the loss of a pair from (`mg.analysis.pair_losses`).
+#: The signal that takes one merge of each pair, its mean, and no labels.
 ESTIMATE = "disagreement"
 #: The signals, what they are made from, and what they are; others that are stored are of the weights.
 INPUTS = {
@@ -39,6 +39,11 @@ def correlation(rows: Sequence[Mapping[str, Any]], signal: str, method: str) -> 
     return rank_correlation([row["signals"][signal] for row in rows], losses(rows, method))
 
 
+def own_correlation(rows: Sequence[Mapping[str, Any]], method: str) -> float:
+    """Spearman's ρ of the disagreement of the merges themselves with what they lose."""
+    return rank_correlation([row["methods"][method]["disagreement"] for row in rows], losses(rows, method))
+
+
 def losses(rows: Sequence[Mapping[str, Any]], method: str) -> list[float]:
     return [row["methods"][method]["loss"] for row in rows]
 
@@ -60,15 +65,16 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
         for name in sorted(signals, key=lambda name: (name in INPUTS, name in GRADIENTS))
     ]
     if several:
-        own = [rank_correlation([r["methods"][m]["disagreement"] for r in rows], losses(rows, m)) for m in methods]
+        own = [own_correlation(rows, method) for method in methods]
         what = "inputs that the merge itself, not the mean, answers otherwise"
         cells.append(["own disagreement", what, *(f"{rho:.2f}" for rho in own)])
     yield Table(["signal", "what it is", *methods], cells, "Spearman's ρ of signals of a pair with what it loses")
     yield from held_out(results, methods)
     series = {
-        method: [(row["signals"][ESTIMATE], row["methods"][method]["loss"]) for row in rows] for method in methods
+        method: [(row["methods"][method]["disagreement"], row["methods"][method]["loss"]) for row in rows]
+        for method in methods
     }
-    axes = Axis("inputs that the mean answers otherwise", percent=True), Axis("loss", percent=True)
+    axes = Axis("inputs that the merge answers otherwise", percent=True), Axis("loss", percent=True)
     yield Figure("mergeability", "Loss of merged pairs against the disagreement", [Lines(series, *axes, scatter=True)])
     order = sorted(rows, key=lambda row: -row["methods"][methods[0]]["loss"])
     worst = [
@@ -87,47 +93,52 @@ def held_out(results: Mapping[str, Any], methods: Sequence[str]) -> Iterator[Par
     rows = pairs_of(results)
     zoos = {zoo: strangers for zoo in STRANGERS if (strangers := pairs_of(results, zoo))}
     others = {method: [other for other in methods if other != method] or [method] for method in methods}
-    found = {"text": {m: _ranked(predictions([ESTIMATE], rows, m, others[m]), rows, m) for m in methods}}
+    trials = {"other text experts": (rows, rows)}
     for zoo, strangers in zoos.items():
-        found[zoo] = {
-            m: _ranked(transferred([ESTIMATE], rows, strangers, others[m]), strangers, m)
+        trials[f"{STRANGERS[zoo]}, by text experts"] = (rows, strangers)
+        trials[f"text experts, by {STRANGERS[zoo]}"] = (strangers, rows)
+    found = {
+        name: {
+            m: (predictions(known, tested, m, others[m]), losses(tested, m))
             for m in methods
-            if m in strangers[0]["methods"]
+            if all(m in row["methods"] for row in tested)
         }
+        for name, (known, tested) in trials.items()
+    }
+    ranked = {name: {m: rank_correlation(*pair) for m, pair in of.items()} for name, of in found.items()}
     yield Text(
-        "For each pair, a straight line from the disagreement of the mean to the loss is fitted to the pairs that "
-        f"share no expert with it{', and to the other methods' if len(methods) > 1 else ''}. Goal (a rank correlation "
-        f"of {GOAL} on held-out pairs and methods): {_judge(found['text'])}. {_noise(rows, methods[0])} "
-        "`mg.analysis.pair_losses` estimates losses in this way."
+        "What a merge loses is predicted by a line through 0 from its own disagreement, fitted to pairs that share no "
+        f"expert with it{' and to the other methods' if len(methods) > 1 else ''}. Goal (a rank correlation of {GOAL} "
+        f"on held-out pairs and methods): {_judge(ranked['other text experts'])}. {_noise(rows, methods[0])}"
     )
     for zoo, strangers in zoos.items():
         about = results["zoos"][zoo]
+        kind, there = STRANGERS[zoo], ranked[f"{STRANGERS[zoo]}, by text experts"]
         yield Text(
             f"The line of the text experts was also tried on all {len(strangers)} pairs of {len(about['experts'])} "
-            f"{STRANGERS[zoo]} ({', '.join(about['experts'])}), which it has never seen, with {about['inputs']} "
+            f"{kind} ({', '.join(about['experts'])}), which it has never seen, with {about['inputs']} "
             f"unlabelled images and {max(about['test'].values()):,} test images of each task. The same goal on another "
-            f"backbone: {_judge(found[zoo])}. {_errors(rows, strangers, others)}"
+            f"backbone: {_judge(there)}. The other way round, from the line of the {kind} to text experts: "
+            f"{_judge(ranked[f'text experts, by {kind}'])}. The slope of a line does not change the order of "
+            "the pairs of another network; it decides how far off their losses are."
         )
-    columns = ["method", "ρ, held-out text experts", *(f"ρ, {STRANGERS[zoo]}" for zoo in zoos)]
-    cells = [[m, *(f"{of[m]:.3f}" if m in of else "–" for of in found.values())] for m in methods]
-    yield Table(columns, cells, "Predicted and measured losses of experts and methods that the line has not seen")
-
-
-def _ranked(guessed: Sequence[float], rows: Sequence[Mapping[str, Any]], method: str) -> float:
-    return rank_correlation(guessed, losses(rows, method))
-
-
-def _errors(
-    rows: Sequence[Mapping[str, Any]], strangers: Sequence[Mapping[str, Any]], others: Mapping[str, Sequence[str]]
-) -> str:
-    """How far the losses of other networks are from those that the line says."""
-    method = next(iter(others))
-    guessed, measured = transferred([ESTIMATE], rows, strangers, others[method]), losses(strangers, method)
-    gaps = [abs(guess - loss) for guess, loss in zip(guessed, measured, strict=True)]
-    return (
-        f"The losses themselves ({percent(min(measured))} to {percent(max(measured))} % with the {method}) are off by "
-        f"{percent(sum(gaps) / len(gaps))} points on average."
+    cells = [[m, *(_cell(*of[m]) if m in of else "–" for of in found.values())] for m in methods]
+    caption = "ρ of predicted and measured losses, and how far apart they are on average, in points"
+    yield Table(["method", *trials], cells, caption)
+    slope, spread = fit([row for row in results["pairs"] if set(methods) <= set(row["methods"])], methods)
+    yield Text(
+        f"Fitted to all pairs and methods, the share of their accuracy that experts lose is {slope:.2f} times the "
+        f"share of inputs that the merge answers otherwise, ± {percent(spread)} points. `mg.analysis.pair_losses` and "
+        "`mg.tuning.auto` estimate losses in this way."
     )
+
+
+def _cell(guessed: Sequence[float], measured: Sequence[float]) -> str:
+    return f"{rank_correlation(guessed, measured):.2f}, {percent(_gap(guessed, measured))}"
+
+
+def _gap(guessed: Sequence[float], measured: Sequence[float]) -> float:
+    return sum(abs(guess - loss) for guess, loss in zip(guessed, measured, strict=True)) / len(guessed)
 
 
 def _judge(found: Mapping[str, float]) -> str:

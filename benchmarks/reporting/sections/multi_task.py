@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks import answers
@@ -10,6 +10,8 @@ from benchmarks.answers import Answers, Score
 from benchmarks.reporting.formats import lead, percent, points, signed
 from benchmarks.reporting.parts import Axis, Bars, Figure, Lines, Part, Table, Text
 from benchmarks.reporting.sections import interference
+from merganser.analysis.mergeability import rank_correlation
+from merganser.tuning.expected_losses import SLOPE
 
 BASE, EXPERTS, SUM = "base encoder", "fine-tuned experts", "task arithmetic"
 #: Rows that are not merges, and those that have their own table.
@@ -19,6 +21,8 @@ ABLATION = "TSV-M without"
 UNTUNED = "TSV-M, α = 1"
 #: What the others are compared with in pairs.
 RIVALS = ("TSV-M", "Iso-C")
+#: Tasks with two classes: a merge that is right where the expert is wrong, or the other way round, answers otherwise.
+BINARY = ("mr", "sst2", "subj", "cr", "mpqa")
 RULE = "bold: the best, and all within two standard errors of the paired difference"
 
 
@@ -114,6 +118,8 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     if results.get("ranks"):
         yield from _ranks(results, first)
     yield _sweep(first)
+    if binary := [name for name in first.setting["tasks"] if name in BINARY]:
+        yield from _disagreement(found, binary)
     if results.get("interference"):
         yield from interference.totals(results["interference"], {n: _scores(sheet) for n, sheet in found.items()})
     if results.get("layers"):
@@ -307,6 +313,35 @@ def _sweep(sheet: Sheet) -> Figure:
     return Figure("multi_task_alpha", f"Validation accuracy by scaling coefficient, {sheet.count} tasks", panels)
 
 
+def _disagreement(found: Mapping[int, Sheet], tasks: Sequence[str]) -> Iterator[Part]:
+    """How well the disagreement of a merge with the experts tells its loss, where right and wrong show both."""
+    cells = []
+    for count, sheet in found.items():
+        seed = next(iter(sheet.experts))
+        points = []
+        for own in sheet.merges.values():
+            pairs = [(own[seed][task], sheet.experts[seed][task]) for task in tasks]
+            halves = [len(right) // 2 for right, _ in pairs]
+            differs = [(a[:half] != b[:half]).mean() for (a, b), half in zip(pairs, halves, strict=True)]
+            kept = [a[half:].mean() / b[half:].mean() for (a, b), half in zip(pairs, halves, strict=True)]
+            points.append((_mean(differs), 1 - _mean(kept)))
+        disagreement, lost = zip(*points, strict=True)
+        expected = [SLOPE * share for share in disagreement]
+        rho = rank_correlation(disagreement, lost)
+        columns = (percent(_mean(values)) for values in (lost, expected))
+        cells.append([str(count), str(len(points)), f"{rho:.2f}", *columns])
+    yield Text(
+        f"Without labels, the share of sentences that a merge answers otherwise than the experts tells what it loses: "
+        f"measured on half of the test sentences of the tasks with two classes ({', '.join(tasks)}), it ranks methods "
+        "by the loss on the other half. The line that `mg.tuning.auto` estimates losses with was fitted to pairs."
+    )
+    yield Table(
+        ["tasks merged", "methods", "ρ", "mean loss, %", "expected from disagreement, %"],
+        cells,
+        "Losses of merges, and how often these answer otherwise than the experts",
+    )
+
+
 def _scores(sheet: Sheet) -> dict[str, float]:
     return {name: sheet.score(name).mean for name in sheet.merges}
 
@@ -321,5 +356,5 @@ def _tasks(sheet: Sheet) -> Table:
     return Table(["", *names], cells, f"Accuracy on each of {sheet.count} tasks, %, mean over seeds")
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
