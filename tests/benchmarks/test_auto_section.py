@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import auto
+from benchmarks import auto, auto_defaults, auto_simulations
+from benchmarks.records import stored
 from benchmarks.reporting.parts import Table, Text
-from benchmarks.reporting.sections.auto import parts
+from benchmarks.reporting.sections.auto import parts, simulated
 from merganser.errors import InputError
+from merganser.tuning.autopilot import defaults
+from merganser.tuning.autopilot.contenders import METHODS
 
 RESULTS: dict[str, Any] = {
     "tasks": ["a", "b"],
@@ -84,3 +87,52 @@ def test_tasks_name_the_zoo_of_their_experts() -> None:
     assert auto.loader(["questions"], Path("stories"))[0] == "prompts"
     with pytest.raises(InputError, match="--base"):
         auto.loader(["questions"], None)
+
+
+def test_the_defaults_are_those_that_follow_from_what_is_stored() -> None:
+    sets = auto_defaults.measured()
+    chosen = auto_defaults.choose(sets)
+    assert (chosen.method, chosen.factor, chosen.root) == (defaults.METHOD, defaults.FACTOR, True)
+    assert auto_defaults.judge(chosen, sets) == defaults.MEASURED
+    for zoo, name in (("text", "text"), ("mlp", "MLP")):
+        pairs = [row["methods"] for row in stored("mergeability")["results"]["pairs"] if row["zoo"] == zoo]
+        mean = np.mean([1 - own["mean"]["loss"] for own in pairs])
+        best = np.mean([1 - min(each["loss"] for each in own.values()) for own in pairs])
+        assert defaults.PAIRS[name] == (round(float(mean), 3), round(float(best), 3))
+
+
+def test_a_default_is_judged_where_it_is_furthest_behind() -> None:
+    curves = {name: {0.5: 0.5, 2.0: 0.9} for name in METHODS}
+    curves["ties"] = {0.5: 0.8, 2.0: 0.4}
+    sets = [
+        auto_defaults.Curves("one", 4, curves, None),
+        auto_defaults.Curves("other", 4, curves | {"tsv": {2.0: 0.1}}, 0.9),
+    ]
+    tsv, ties = auto_defaults.Default("tsv", 4.0, True), auto_defaults.Default("ties", 1.0, False)
+    assert tsv.scale(4) == 2.0
+    assert sets[0].behind(tsv) == pytest.approx(0)
+    assert sets[0].behind(ties) == pytest.approx(0.9 - 0.6), "half way between the scales, by their logarithms"
+    assert auto_defaults.worst(tsv, sets) == pytest.approx(0.8)
+    first, second = auto_defaults.judge(ties, sets)
+    assert (first.behind, first.kept, second.kept) == (0.3, None, round(0.6 / 0.9, 3))
+
+
+def test_simulated_answers_have_the_accuracies_of_the_grid_and_change_slowly_with_the_scale() -> None:
+    grid = [{"method": m, "scale": 2.0**k, "accuracy": 0.6} for m in ("ties", "tsv") for k in (-1, 0, 1)]
+    zoo = auto_simulations.Zoo({"grid": grid, "tasks": ["a", "b"], "validation": {"a": 5000, "b": 5000}, "full": 900})
+    answers = auto_simulations.Answers(zoo, np.random.default_rng(0)).merges
+    one, near, far, other = (answers[at] for at in (("tsv", 24), ("tsv", 25), ("tsv", 32), ("ties", 24)))
+    assert zoo.step("tsv", 2.0) == 32
+    assert zoo.truth(("tsv", 24)) == pytest.approx(0.6)
+    assert one.mean() == pytest.approx(0.6, abs=0.02)
+    assert 0.01 < (one != near).mean() < (one != far).mean() < (one != other).mean() < 0.3
+
+
+def test_a_simulated_exam_tells_how_far_both_choices_are_below_the_best() -> None:
+    heights = {"ties": 0.5, "tsv": 0.9}
+    grid = [{"method": m, "scale": 2.0**k, "accuracy": v} for m, v in heights.items() for k in (-1, 0, 1)]
+    zoo = auto_simulations.Zoo({"grid": grid, "tasks": ["a", "b"], "validation": {"a": 40, "b": 40}, "full": 4000})
+    assert auto_simulations.simulate(zoo, 0) == pytest.approx((0, 0), abs=1e-6), "one method is far better at any scale"
+    results = {"text": {"error": 0.01, "grid": [0.01, 0.03], "autopilot": [0.02, 0.05]}}
+    (table,) = [part for part in simulated(results) if isinstance(part, Table)]
+    assert table.rows == [["text", "2.00 ± 1.00", "3.50 ± 1.50", "1.50 ± 0.50", "50.0"]]
