@@ -12,7 +12,8 @@ ways. What FILE holds of the same experts stays and is not measured again; with 
 
 Stored in `results`:
 
-- `questions`: sentences, images or prompts; `tasks`; `validation` and `test`: how many of each task;
+- `questions`: sentences, images or prompts; `tasks`; `validation` and `test`: how many of each task; `experts`: the
+  validation accuracy of each expert on its own task;
 - `grid`: of every method and scale the validation `accuracy`; `full`, the questions of the whole grid;
 - `best`: `label`, validation and test accuracy of the best of the grid, and the standard `error` of the latter;
 - `luck`: how far below that, on test questions, the best of the grid is on other samples of the validation questions
@@ -71,6 +72,14 @@ def right(experts: AnyExperts, weights: State, items: Mapping[str, Sequence[int]
 
 def mean(answers: Answers) -> float:
     return float(np.mean([own.mean() for own in answers.values()]))
+
+
+def own_accuracies(experts: AnyExperts) -> dict[str, float]:
+    """Return the validation accuracy of each expert on its own task."""
+    return {
+        name: mean(right(experts, expert, {name: range(len(experts.tasks[name].validation))}, "validation"))
+        for name, expert in experts.experts.items()
+    }
 
 
 def measure_grid(experts: AnyExperts, methods: Sequence[str], scales: Sequence[float]) -> dict[str, Any]:
@@ -231,6 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.fresh or not results:
         results = {**(results or about | measure_grid(experts, methods, scales)), "runs": [], "spoilt": []}
     grid = results["grid"]
+    results["experts"] = own_accuracies(experts)
     results["full"] = full = len(grid) * sum(results["validation"].values())
     first = best_of(grid)
     best = grid_answers(experts, first)

@@ -72,6 +72,27 @@ def test_without_data_the_default_is_written(models, tmp_path):
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
+def test_questions_without_answers_take_those_of_the_expert_of_their_name(models, llamas, tmp_path):
+    records = [json.loads(line) for line in (llamas / "quiz.jsonl").read_text().splitlines()]
+    for name, answers in (("labelled", 1), ("bare", 0)):
+        lines = [record if answers else {k: v for k, v in record.items() if k != "answer"} for record in records]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = [*models, tmp_path / "out", "--candidate", "task_arithmetic", "--json"]
+    bare = [f"--data={name}=multiple-choice:{tmp_path / 'bare.jsonl'}" for name in ("math", "code")]
+    found = json.loads(invoke(*words, *bare).stdout)
+    assert set(found["loss"]["disagreement"]) == {"math", "code"}
+    assert found["loss"]["error"] > 0
+    assert "is expected to lose" in found["text"]
+    answers = [json.loads(line) for line in (tmp_path / "out.auto" / "answers.jsonl").read_text().splitlines()]
+    own = [record["answers"]["math"] for record in answers if record.get("label") == "math"]
+    assert {value for values in own for value in values} == {1.0}, "the expert agrees with itself"
+    shutil.rmtree(tmp_path / "out.auto")
+    with pytest.raises(MerganserError, match="call it like that expert: --data math=multiple-choice:"):
+        invoke(*words, f"--data=quiz=multiple-choice:{tmp_path / 'bare.jsonl'}")
+    with pytest.raises(MerganserError, match="'math' has no answers and 'quiz' has"):
+        invoke(*words, bare[0], f"--data=quiz=multiple-choice:{tmp_path / 'labelled.jsonl'}")
+
+
 def test_a_merge_that_wins_is_written(models, tmp_path):
     """Perplexity of a text that the mean of both experts is asked for: any difference is real, since answers are."""
     lines = [{"text": f"w{i % 40} w{(3 * i) % 40} w{(7 * i) % 40}"} for i in range(90)]

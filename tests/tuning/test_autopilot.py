@@ -18,6 +18,7 @@ from merganser.tuning.autopilot.contenders import METHODS, Contender, propose
 from merganser.tuning.autopilot.exams import Exam, exam_of_score
 from merganser.tuning.autopilot.looking import Remark, look
 from merganser.tuning.autopilot.merges import Merges
+from merganser.tuning.expected_losses import SLOPE
 
 CLASSES, WIDTH = 4, 8
 
@@ -259,17 +260,36 @@ def test_weights_that_are_not_finite_are_refused():
         opened(base, {"a": {"v": torch.ones(2)}})
 
 
+def test_without_labels_the_experts_answers_stand_in_and_the_loss_is_estimated():
+    base, experts, data = skilled()
+    inputs = {name: [x for x, _ in batches] for name, batches in data.items()}
+    weights, decision = mg.tuning.auto(experts, base, data=inputs, labelled=False)
+    labels = mg.tuning.pseudo_label(experts, base, inputs)
+    given, same = mg.tuning.auto(experts, base, data=labels)
+    assert (decision.kept, decision.asked) == (same.kept, same.asked)
+    assert torch.equal(weights["weight"], given["weight"])
+    assert same.loss is None, "labels are taken for what they seem to be"
+    assert decision.verdict == "merge", decision.text
+    assert set(decision.loss.disagreement) == set(experts)
+    assert decision.score.value == pytest.approx(1 - sum(decision.loss.disagreement.values()) / 2)
+    assert decision.loss.value == pytest.approx(SLOPE * (1 - decision.score.value))
+    assert f"is expected to lose {decision.loss} of their accuracy" in decision.text
+    with pytest.raises(InputError, match="labelled=False is for batches"):
+        mg.tuning.auto(experts, base, score=len, items=20, labelled=False)
+
+
 def test_without_data_there_is_a_default_and_a_reason():
     base, experts, _ = skilled(3)
     weights, decision = mg.tuning.auto(experts, base)
     assert decision.verdict == "no evidence"
-    assert decision.kept == "iso_cts scale=1"
+    assert decision.kept == "iso_c scale=1.73", "3/√3"
     assert "no evidence to choose" in decision.text
-    assert "rank correlation" in decision.text
-    assert torch.equal(weights["weight"], mg.merge(experts, "iso_cts", base)["weight"])
+    assert "measured sets of 3 to 20 experts" in decision.text
+    assert torch.equal(weights["weight"], mg.merge(experts, "iso_c", base, scale=1.73)["weight"])
     two = {name: experts[name] for name in ("task0", "task1")}
     weights, decision = mg.tuning.auto(list(two.values()), base)
     assert decision.kept == "task_arithmetic scale=0.5"
+    assert "The mean of two kept" in decision.text
     torch.testing.assert_close(weights["weight"], (experts["task0"].weight + experts["task1"].weight) / 2)
 
 

@@ -34,7 +34,8 @@ def command(
         typer.Option(
             "--data",
             metavar="[NAME=]KIND:FILE",
-            help="Questions to select and check merges with; may be repeated. Kinds: see `merganser evaluate`.",
+            help="Questions to select and check merges with; may be repeated. Kinds: see `merganser evaluate`. Without "
+            "answers, those of the expert called NAME stand in.",
         ),
     ] = None,
     candidates: Annotated[
@@ -101,7 +102,7 @@ def command(
         try:
             decision = pilot(
                 merges,
-                lambda known: exam_of_tasks(tasks, merges.base, device, seed, known) if tasks else None,
+                lambda known: exam_of_tasks(tasks, merges, device, known) if tasks else None,
                 methods=candidates,
                 budget=budget,
                 questions=questions,

@@ -71,8 +71,9 @@ class Classification(Asked):
     def validate(self, placed: Placed) -> dict[str, Any]:
         return placed.record | {"label": read_index(placed, "label"), "place": placed.place}
 
-    def __call__(self, model: nn.Module, items: Sequence[int]) -> Measures:
-        scores: list[float] = []
+    def choices(self, model: nn.Module, items: Sequence[int]) -> list[int]:
+        """Return the class that the model chooses for every item."""
+        found: list[int] = []
         for records in self.batches(items):
             logits = require_finite(model(**self.encode([str(r["text"]) for r in records], model)).logits)
             if logits.dim() != 2:
@@ -85,9 +86,12 @@ class Classification(Asked):
                         f"{record['place']}: the label {record['label']} is not one of the model's {logits.shape[-1]} "
                         "classes, which count from 0"
                     )
-            labels = torch.tensor([r["label"] for r in records], device=logits.device)
-            scores += (logits.argmax(-1) == labels).double().tolist()
-        return {SCORE: scores}
+            found += logits.argmax(-1).tolist()
+        return found
+
+    def __call__(self, model: nn.Module, items: Sequence[int]) -> Measures:
+        chosen = self.choices(model, items)
+        return {SCORE: [float(self.records[i]["label"] == c) for i, c in zip(items, chosen, strict=True)]}
 
 
 @dataclass(frozen=True)
@@ -135,15 +139,21 @@ class MultipleChoice(Prompted):
             logs = iter([each.log for each in found])
         return [torch.tensor([next(logs) for _ in record["options"]], dtype=torch.float64) for record in records]
 
+    def choices(self, model: nn.Module | Server, items: Sequence[int]) -> list[int]:
+        """Return the option that the model chooses for every item."""
+        logs = self.option_logs(model, items)
+        return [self._choice(self.records[item], own) for item, own in zip(items, logs, strict=True)]
+
+    def _choice(self, record: Mapping[str, Any], logs: Tensor) -> int:
+        lengths = torch.tensor([max(len(option), 1) for option in record["options"]])
+        return int((logs / lengths if self.normalize else logs).argmax())
+
     def __call__(self, model: nn.Module | Server, items: Sequence[int]) -> Measures:
         measures: Measures = {SCORE: [], "soft": []}
-        for item, found in zip(items, self.option_logs(model, items), strict=True):
+        for item, logs in zip(items, self.option_logs(model, items), strict=True):
             record = self.records[item]
-            soft = torch.softmax(found / self.temperature, 0)
-            if self.normalize:
-                found /= torch.tensor([max(len(option), 1) for option in record["options"]])
-            measures[SCORE].append(float(int(found.argmax()) == record["answer"]))
-            measures["soft"].append(float(soft[record["answer"]]))
+            measures[SCORE].append(float(self._choice(record, logs) == record["answer"]))
+            measures["soft"].append(float(torch.softmax(logs / self.temperature, 0)[record["answer"]]))
         return measures
 
     @cached_property

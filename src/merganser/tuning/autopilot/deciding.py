@@ -16,6 +16,7 @@ from merganser.tuning.autopilot.decisions import Challenge, Decision, MergeVerdi
 from merganser.tuning.autopilot.looking import CULPRITS, Remark
 from merganser.tuning.autopilot.racing import FAILED, Heat, fit_to_budget, reject, rung_ends, score, worst_case
 from merganser.tuning.autopilot.zooming import planned_cost, race_merges
+from merganser.tuning.expected_losses import expect_loss
 
 #: Single models and merges that are checked. A merge must be better than both models, each at a one-sided level of
 #: 2.5 %. The best of the merges is chosen by the same questions: were they unrelated, a merge would be preferred to a
@@ -129,14 +130,22 @@ def decide(
     found = check(board, alone.order[:MODELS], finalists[:FINALISTS], plain, heat.order, seen, planned.unseen)
     kept, best = found.kept, found.best
     verdict: MergeVerdict = "merge" if kept.is_merge else "do not merge"
+    judged = kept if kept.is_merge else best
+    loss = None
+    if board.exam.pseudo and found.unseen:
+        loss = expect_loss({task: own.tolist() for task, own in board.answers(judged, unseen=True).items()})
+    text = explain(found, remarks)
+    if loss is not None:
+        text += f". By the experts' answers, {judged.label} is expected to lose {loss} of their accuracy"
     return Decision(
         verdict=verdict,
-        text=explain(found, remarks),
+        text=text,
         kept=kept.label,
         recipe=board.merges.document(kept) if kept.is_merge else None,
         best=best.label,
         best_recipe=board.merges.document(best),
         score=next((each.score for each in found.challenges if each.label == kept.label), None),
+        loss=loss,
         remarks=remarks,
         challenges=found.challenges,
         rungs=(*alone.rungs, *heat.rungs),

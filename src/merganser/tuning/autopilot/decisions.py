@@ -10,6 +10,7 @@ from merganser.evolve.intervals import Interval
 from merganser.notebooks import Shown
 from merganser.plain import Result
 from merganser.tuning.autopilot.looking import Remark
+from merganser.tuning.expected_losses import ExpectedLoss
 
 MergeVerdict = Literal["merge", "do not merge", "no evidence"]
 
@@ -45,6 +46,7 @@ class Decision(Shown, Result):
         best: The best merge of the race, kept or not; None if there was no race.
         best_recipe: Its recipe.
         score: The score of the kept model on unseen questions, with a 95 % interval.
+        loss: What the best merge is expected to lose, if the experts' answers stood in for the right ones.
         remarks: Findings about the experts.
         challenges: Comparisons on unseen questions, in order.
         rungs: The race: scores of contenders on the first questions of each task.
@@ -67,6 +69,7 @@ class Decision(Shown, Result):
     best: str | None = None
     best_recipe: dict[str, Any] | None = None
     score: Interval | None = None
+    loss: ExpectedLoss | None = None
     remarks: tuple[Remark, ...] = ()
     challenges: tuple[Challenge, ...] = ()
     rungs: tuple[Rung, ...] = ()

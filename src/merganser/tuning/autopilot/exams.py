@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from merganser.checkpoints.base import Checkpoint
 from merganser.errors import InputError, did_you_mean
 from merganser.evaluate import language
 from merganser.evaluate.questions import SCORE
@@ -26,6 +25,9 @@ from merganser.evolve.preparation import Calibration
 from merganser.evolve.subsets import kmeans
 from merganser.modules.batches import Batch
 from merganser.modules.inputs import map_tensors
+from merganser.tuning.autopilot.contenders import Contender
+from merganser.tuning.autopilot.merges import Merges
+from merganser.tuning.autopilot.pseudo_tasks import find_unanswered
 from merganser.tuning.sweep import Variant
 from merganser.tuning.validation import Validation
 
@@ -44,12 +46,14 @@ class Exam:
         asker: Asks a variant some items and returns an answer for each.
         name: Identifies the questions in a journal.
         lower: Tasks with lower-is-better scores.
+        pseudo: Whether the experts' answers stand in for the right ones, so that a score is an agreement.
     """
 
     orders: ItemsByTask
     asker: Asker
     name: str
     lower: tuple[str, ...] = ()
+    pseudo: bool = False
 
     def __post_init__(self) -> None:
         for task, order in self.orders.items():
@@ -86,10 +90,12 @@ class Exam:
         return answers
 
 
-def exam_of_tasks(
-    tasks: Sequence[Task], base: Checkpoint, device: str, seed: int, calibrations: Mapping[str, Calibration]
-) -> Exam:
-    """Return an exam of task files, asked of a live module of the base's architecture."""
+def exam_of_tasks(tasks: Sequence[Task], merges: Merges, device: str, calibrations: Mapping[str, Calibration]) -> Exam:
+    """Return an exam of task files, asked of a live module of the base's architecture.
+
+    If no task has answers, those of the experts of the same names stand in.
+    """
+    base, seed = merges.base, merges.seed
     directory = base.directory
     kind = language.kind_of_model(directory)
     if directory is None or kind is None:
@@ -101,10 +107,18 @@ def exam_of_tasks(
         task.check_model(base.label, kind)
     if twice := [task.name for task in tasks if sum(task.name == other.name for other in tasks) > 1]:
         raise InputError(f"two tasks are called {twice[0]!r}; give them different names")
-    examiners: dict[str, Any] = {task.name: task.examiner(str(directory)) for task in tasks}
+    unanswered = find_unanswered(tasks, list(merges.experts))
+    module = language.load(Path(directory), kind, device).module
+
+    def examiner(task: Task) -> Any:
+        if task.name not in unanswered:
+            return task.examiner(str(directory))
+        expert = merges.exact(Contender(task.name)).into(module).eval()
+        return unanswered[task.name].answered(expert, str(directory))
+
+    examiners = {task.name: examiner(task) for task in tasks}
     orders = _orders({name: len(examiner) for name, examiner in examiners.items()}, seed, calibrations)
     orders |= {name: order_items(examiner, seed) for name, examiner in examiners.items() if name not in calibrations}
-    module = language.load(Path(directory), kind, device).module
 
     def ask(variant: Variant, items: ItemsByTask) -> dict[str, Sequence[float]]:
         model = variant.into(module).eval()
@@ -116,16 +130,20 @@ def exam_of_tasks(
         ask,
         " ".join(f"{task.name}={task.kind}:{_digest(_contents(examiners[task.name].records))}" for task in tasks),
         tuple(task.name for task in tasks if not task.higher_is_better),
+        bool(unanswered),
     )
 
 
-def exam_of_batches(validation: Validation, seed: int, calibrations: Mapping[str, Calibration]) -> Exam:
-    """Return an exam of labelled batches, with each sample a question."""
+def exam_of_batches(
+    validation: Validation, seed: int, calibrations: Mapping[str, Calibration], pseudo: bool = False
+) -> Exam:
+    """Return an exam of labelled batches, with each sample a question; `pseudo` if the experts labelled them."""
     counts = validation.counts()
     return Exam(
         _orders(counts, seed, calibrations),
         lambda variant, items: validation.answers(variant.weights(), items),
         f"samples {counts} {_digest([[_contents_of(batch) for batch in own] for own in validation.batches.values()])}",
+        pseudo=pseudo,
     )
 
 

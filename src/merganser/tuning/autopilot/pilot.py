@@ -27,6 +27,7 @@ from merganser.tuning.autopilot.exams import Exam, exam_of_batches, exam_of_scor
 from merganser.tuning.autopilot.looking import LEFT_OUT, Remark, look
 from merganser.tuning.autopilot.merges import Merges
 from merganser.tuning.held_out import Data, Models, TaskHeads, label, score_held_out
+from merganser.tuning.pseudo_labels import pseudo_label
 from merganser.tuning.validation import Validation
 
 
@@ -35,6 +36,7 @@ def auto(
     base: Reference,
     *,
     data: Data | Sequence[Task] | None = None,
+    labelled: bool = True,
     heads: TaskHeads | None = None,
     score: Callable[..., Any] | None = None,
     items: int | Mapping[str, int] | None = None,
@@ -60,6 +62,9 @@ def auto(
         models: The experts, in a list or by label.
         base: The model they were fine-tuned from.
         data: Labelled batches `(inputs, targets)` for each expert; or tasks, for models that `transformers` loads.
+            Tasks without answers are called like the experts whose answers stand in.
+        labelled: Whether batches have targets. Without, the answers of the expert of each task stand in, and the
+            decision estimates what the merge loses (`decision.loss`).
         heads: For each expert, a function from the module's output to its task's logits.
         score: Instead of `data`: a function of weights and items that returns a number per item, higher is better; for
             several tasks, a function of weights and items by task that returns numbers by task.
@@ -92,11 +97,15 @@ def auto(
             return None
         if isinstance(data, Sequence) and data and all(isinstance(task, Task) for task in data) and score is None:
             tasks: Any = data
-            return exam_of_tasks(tasks, merges.base, device, seed, known)
+            return exam_of_tasks(tasks, merges, device, known)
         batches: Any = data
+        if not labelled:
+            if score is not None:
+                raise InputError("labelled=False is for batches; a score needs no labels")
+            batches = pseudo_label(models, base, batches, heads=heads)
         found = score_held_out(models, base, batches, score, heads)
         if isinstance(found, Validation) and score is None:
-            return exam_of_batches(found, seed, known)
+            return exam_of_batches(found, seed, known, not labelled)
         if items is None:
             raise InputError("a score needs items: the number of items to score")
         return exam_of_score(found, items, seed, known)
