@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 import merganser as mg
 from merganser.checkpoints.stored_entries import StoredEntries
 from merganser.engine import changes, fused
-from merganser.engine.blocks import Piece
 from merganser.engine.changes import FILE, read_changes
 from merganser.engine.writer import CheckpointWriter
 from merganser.kernels import tiles
@@ -166,6 +165,6 @@ def test_a_damaged_file_is_an_error_that_says_so(tmp_path, damage):
 def test_sums_are_read_in_the_order_in_which_they_are_compared(models, with_base):
     parts = [torch.randn(5000, generator=torch.Generator().manual_seed(n)) for n in range(models + with_base + 1)]
     recorded = fused.record_comparison(models, with_base)
-    table = fused.Addresses.of([StoredEntries.of(part) for part in parts], 0).at(Piece(0, 1, 0, 5000))
+    table = fused.Addresses.of([StoredEntries.of(part) for part in parts], 0).table
     results = tiles.run(recorded.program, table, recorded.seeds, 0, 5000)
     assert changes.read_sums(results) == pytest.approx([5000, *fill_in(recorded.found, results)], rel=1e-15)

@@ -204,7 +204,7 @@ class Computation:
             return
         room = StoredEntries.empty(max(block.numel for block in span), element)
         for block in span:
-            out = room[: block.numel]
+            out = room if len(room) == block.numel else room[: block.numel]
             if not fused.store(recorded, addresses, block, out, element):
                 yield from self._finished([block], state)
                 continue

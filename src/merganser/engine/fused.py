@@ -132,7 +132,8 @@ class Addresses:
         self._rows = rows  # kept alive
         self._origin = origin
         self._sizes = np.array([each.element.itemsize for each in rows], np.int64)
-        self._table = np.array([_place(each) for each in rows], np.int64)
+        #: The address of each tensor's rows and the number of its dtype.
+        self.table = np.array([_place(each) for each in rows], np.int64)
 
     @classmethod
     def of(cls, rows: Sequence[StoredEntries | None], origin: int) -> Addresses | None:
@@ -146,17 +147,19 @@ class Addresses:
 
     def rows(self, block: Piece) -> list[StoredEntries]:
         """Return the entries of a block."""
-        start = block.offset - self._origin
+        start = self.start(block)
         return [each[start : start + block.numel] for each in self._rows]
 
-    def at(self, block: Piece, *more: StoredEntries) -> npt.NDArray[np.int64]:
-        """Return the addresses of a block, and of further entries of that size, with the numbers of their dtypes."""
-        own = len(self._table)
-        table = np.empty((own + len(more), 2), np.int64)
-        table[:own] = self._table
-        table[:own, 0] += (block.offset - self._origin) * self._sizes
-        for row, each in enumerate(more, own):
-            table[row] = _place(each)
+    def start(self, block: Piece) -> int:
+        """Return the index of a block's first entry in the rows."""
+        return block.offset - self._origin
+
+    def at(self, block: Piece, made: StoredEntries) -> npt.NDArray[np.int64]:
+        """Return the table for a block, with its result, entries of that size, as the last source."""
+        table = np.empty((len(self.table) + 1, 2), np.int64)
+        table[:-1] = self.table
+        table[:-1, 0] += self.start(block) * self._sizes
+        table[-1] = _place(made)
         return table
 
 
@@ -166,7 +169,8 @@ def _place(entries: StoredEntries) -> tuple[int, int]:
 
 def find(recorded: Recorded, addresses: Addresses, block: Piece, stride: int = 1) -> list[Any] | None:
     """Return the values of the recorded function for a block, or a sample of it; None if torch must compute them."""
-    results = tiles.run(recorded.program, addresses.at(block), recorded.seeds, block.offset, block.numel, stride=stride)
+    start = addresses.start(block)
+    results = tiles.run(recorded.program, addresses.table, recorded.seeds, block.offset, block.numel, stride, start)
     return None if results is None else [fill_in(recorded.found, results)]
 
 
@@ -181,9 +185,11 @@ def find_change(addresses: Addresses, with_base: bool, block: Piece, made: Store
 
 def store(recorded: Recorded, addresses: Addresses, block: Piece, out: StoredEntries, element: Element) -> bool:
     """Compute a block, rounded to a dtype, into `out` of this dtype or float32; return False if torch must do it."""
-    program, table = recorded.program, addresses.at(block)
     number = (tiles.DTYPES if out.element == element else tiles.ROUNDED)[element.name]
-    return tiles.run(program, table, recorded.seeds, block.offset, block.numel, out.address, number) is not None
+    start, address = addresses.start(block), out.address
+    return tiles.store(
+        recorded.program, addresses.table, recorded.seeds, block.offset, block.numel, start, address, number
+    )
 
 
 def can_store(place: StoredEntries, element: Element) -> bool:

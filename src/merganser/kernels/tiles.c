@@ -39,6 +39,7 @@ typedef struct {
     const Source *sources;
     const Seed *seeds;
     int64_t offset, size; /* the flat place of the block, and its entries */
+    int64_t start; /* of the block in the sources */
     int64_t tile, stride, row; /* entries of a tile; one tile of so many is computed; entries of a row */
     void *out;
     int64_t dtype;
@@ -49,7 +50,7 @@ typedef struct {
     int64_t room;
 } Job;
 typedef unsigned __int128 Wide;
-typedef struct { Wide state, step; int64_t word; } Stream;
+typedef struct { Wide state, step; int64_t group; } Stream;
 typedef struct {
     float *registers, *factors;
     Stream *streams;
@@ -209,9 +210,10 @@ INLINE double sum_run(const float *x, const float *y) {
     return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-/* The draws of `Group.random_bits`: PCG64 DXSM, addressed by element, four 16-bit numbers a word. */
+/* The draws of `Group.random_bits`: PCG64 DXSM, addressed by element, four 16-bit numbers a word, eight words a group. */
 
 #define MULTIPLIER 0xda942042e4dd58b5u
+enum { GROUP = 32, WORDS = 8 };
 
 INLINE uint64_t output(Wide state) {
     uint64_t high = (uint64_t)(state >> 64), low = (uint64_t)state | 1;
@@ -221,29 +223,81 @@ INLINE uint64_t output(Wide state) {
     return high * low;
 }
 
-static void jump(Stream *stream, uint64_t words) {
-    Wide factor = MULTIPLIER, sum = stream->step, all_factor = 1, all_sum = 0;
-    for (; words; words >>= 1) {
-        if (words & 1) all_factor *= factor, all_sum = all_sum * factor + sum;
-        sum = (factor + 1) * sum, factor *= factor;
+/* What `words` steps at once multiply a state by, and add to it. */
+INLINE void leap(Wide step, uint64_t words, Wide *factor, Wide *sum) {
+    Wide one = MULTIPLIER;
+    for (*factor = 1, *sum = 0; words; words >>= 1) {
+        if (words & 1) *factor *= one, *sum = *sum * one + step;
+        step = (one + 1) * step, one *= one;
     }
-    stream->state = all_factor * stream->state + all_sum;
 }
 
-/* `n` draws from the element `at` on; those of the next tile begin where these end. */
-INLINE const int16_t *draw(Stream *stream, int16_t *to, int64_t at, int64_t n) {
-    int64_t first = at / 4, skip = at % 4, words = (skip + n + 3) / 4, next = (at + n) / 4 - first;
-    if (first != stream->word) jump(stream, (uint64_t)(first - stream->word));
-    Wide state = stream->state, after = state;
-    for (int64_t k = 0; k < words; k++) {
-        if (k == next) after = state;
+void draw_groups(Stream *stream, int16_t *to, int64_t groups) {
+    Wide state = stream->state;
+    for (int64_t k = 0; k < WORDS * groups; k++) {
         uint64_t word = output(state);
         memcpy(to + 4 * k, &word, 8);
         state = state * MULTIPLIER + stream->step;
     }
-    stream->state = next == words ? state : after;
-    stream->word = first + next;
-    return to + skip;
+    stream->state = state;
+    stream->group += groups;
+}
+
+#ifdef WITH_WIDE_VECTORS
+typedef uint64_t Words __attribute__((vector_size(8 * WORDS)));
+
+/* The upper halves of the products. */
+WITH_WIDE_VECTORS static inline Words multiply_high(Words x, uint64_t y) {
+    const uint64_t half = 0xFFFFFFFF, low = y & half, high = y >> 32;
+    Words right = (x & half) * low, left = (x >> 32) * low + (right >> 32), middle = (x & half) * high + (left & half);
+    return (x >> 32) * high + (left >> 32) + (middle >> 32);
+}
+
+/* The same, with the states of a group side by side. */
+WITH_WIDE_VECTORS void draw_groups_wide(Stream *stream, int16_t *to, int64_t groups) {
+    Wide state = stream->state, factor, sum;
+    Words low, high;
+    for (int i = 0; i < WORDS; i++) {
+        low[i] = (uint64_t)state, high[i] = (uint64_t)(state >> 64);
+        state = state * MULTIPLIER + stream->step;
+    }
+    leap(stream->step, WORDS, &factor, &sum);
+    const uint64_t factor_low = (uint64_t)factor, factor_high = (uint64_t)(factor >> 64);
+    const uint64_t sum_low = (uint64_t)sum, sum_high = (uint64_t)(sum >> 64);
+    for (int64_t k = 0; k < groups; k++) {
+        Words word = high ^ high >> 32;
+        word *= MULTIPLIER;
+        word ^= word >> 48;
+        word *= low | 1;
+        memcpy(to + GROUP * k, &word, sizeof word);
+        high = high * factor_low + low * factor_high + multiply_high(low, factor_low) + sum_high;
+        low = low * factor_low + sum_low;
+        high -= (Words)(low < sum_low); /* the carry: a true comparison is -1 */
+    }
+    stream->state = (Wide)high[0] << 64 | low[0];
+    stream->group += groups;
+}
+#endif
+
+/* `n` draws from the element `at` on; those of the next tile begin where these end. */
+INLINE const int16_t *draw(Stream *stream, int16_t *to, int64_t at, int64_t n) {
+    void (*draw_more)(Stream *, int16_t *, int64_t) = draw_groups;
+#ifdef WITH_WIDE_VECTORS
+    if (__builtin_cpu_supports("avx512dq")) draw_more = draw_groups_wide;
+#endif
+    const int64_t first = at / GROUP, next = (at + n) / GROUP;
+    if (first != stream->group) {
+        Wide factor, sum;
+        leap(stream->step, WORDS * (uint64_t)(first - stream->group), &factor, &sum);
+        stream->state = stream->state * factor + sum;
+        stream->group = first;
+    }
+    draw_more(stream, to, next - first);
+    if ((at + n) % GROUP) { /* the next tile needs this group too */
+        Stream ahead = *stream;
+        draw_more(&ahead, to + GROUP * (next - first), 1);
+    }
+    return to + at % GROUP;
 }
 
 /* Entries of rank k in their row times gains[k] where draw k lies below bounds[k]. A rank is the number of smaller
@@ -300,6 +354,13 @@ INLINE void shrink(float *y, const float *a, float bound, int signs, int64_t n) 
     else EACH y[i] = a[i] >= -bound && a[i] <= bound ? 0 : a[i];
 }
 
+/* Lets the processor fetch the next tile while it computes this one; beyond the end of a block this does no harm. */
+INLINE void fetch(const Source *source, int64_t at, int64_t n) {
+    const int64_t size = source->dtype == FLOAT32 ? 4 : 2;
+    const char *from = (const char *)source->data + at * size;
+    for (int64_t i = 0; i < n * size; i += 64) __builtin_prefetch(from + i);
+}
+
 INLINE int step(const Step *s, const Job *job, Scratch *scratch, int64_t n) {
     float *base = scratch->registers;
     const int64_t pitch = scratch->pitch;
@@ -308,8 +369,12 @@ INLINE int step(const Step *s, const Job *job, Scratch *scratch, int64_t n) {
     const float x = s->x;
     const int64_t at = scratch->at, flat = job->offset + at;
     switch (s->op) {
-    case LOAD: return load(y, &job->sources[s->place], NULL, at, n);
-    case LOAD_MINUS: return load(y, &job->sources[s->place], a, at, n);
+    case LOAD: case LOAD_MINUS: {
+        const Source *source = &job->sources[s->place];
+        int bad = load(y, source, s->op == LOAD ? NULL : a, job->start + at, n);
+        fetch(source, job->start + at + job->tile * job->stride, n);
+        return bad;
+    }
     case STORE: /* the last step */
         if (job->dtype >= ROUNDED_BFLOAT16)
             return store_rounded(job->out, base + s->a * pitch, job->dtype, scratch->taken, n);
@@ -388,7 +453,7 @@ INLINE int step(const Step *s, const Job *job, Scratch *scratch, int64_t n) {
 }
 
 /* Raised with every change of what Python and this file tell each other. */
-const int tiles_version = 5;
+const int tiles_version = 6;
 
 /* Run the steps over a block. Returns 0; 1 if an input or a result is not finite; -1 if memory is short. */
 FOR_EACH_PROCESSOR
@@ -397,7 +462,7 @@ int run_tiles(const Step *steps, int64_t count, int64_t registers, int64_t strea
     int ranked = 0, divergent = 0;
     for (int64_t k = 0; k < count; k++) ranked |= steps[k].op == DROP_BY_RANK, divergent |= steps[k].op == DIVERGENCE;
     s.pitch = job->tile + 48 - job->tile % 16;
-    size_t tile = (size_t)job->tile + 8, held = (size_t)registers * (size_t)s.pitch * 4;
+    size_t tile = (size_t)job->tile + 2 * GROUP, held = (size_t)registers * (size_t)s.pitch * 4;
     size_t softmaxes = divergent ? (size_t)job->row * 2 * sizeof(double) : 0;
     size_t ranking = ranked ? CODES * 4 + tile * 6 : 0;
     char *arena = malloc(64 + (size_t)streams * sizeof(Stream) + softmaxes + held + tile * 2 + ranking);

@@ -28,7 +28,7 @@ DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 #: The numbers of results that are rounded to a dtype and stored in float32.
 ROUNDED = {"bfloat16": 3, "float16": 4}
 #: The version of the library that this module speaks to; another was built from older sources.
-VERSION = 5
+VERSION = 6
 #: The fields of a step, as numpy has them.
 STEP = [
     *((name, "<i4") for name in ("op", "to", "a", "b", "c")),
@@ -42,7 +42,7 @@ class _TileJob(ctypes.Structure):
     _fields_ = [
         ("sources", ctypes.c_void_p),
         ("seeds", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("offset", "size", "tile", "stride", "row")),
+        *((name, ctypes.c_int64) for name in ("offset", "size", "start", "tile", "stride", "row")),
         ("out", ctypes.c_void_p),
         ("dtype", ctypes.c_int64),
         ("sums", ctypes.c_void_p),
@@ -113,29 +113,21 @@ class Results:
 
 
 def run(
-    program: Program,
-    sources: AnyArray,
-    seeds: AnyArray,
-    offset: int,
-    size: int,
-    out: int | None = None,
-    dtype: int = 0,
-    stride: int = 1,
+    program: Program, sources: AnyArray, seeds: AnyArray, offset: int, size: int, stride: int = 1, start: int = 0
 ) -> Results | None:
     """Run a program over a block.
 
     Args:
-        program: The program.
-        sources: For each source its address at the first entry of the block, and the number of its dtype.
+        program: The program, which stores nothing.
+        sources: For each source its address, and the number of its dtype.
         seeds: For each of the program's draws the state and the increment of its generator, in halves.
         offset: The flat index of the block's first entry.
         size: The number of its entries.
-        out: The address of the result, for a program that stores the block.
-        dtype: The number of the result's dtype.
         stride: Compute one in `stride` tiles.
+        start: The index of the block's first entry in the sources.
 
     Returns:
-        The results; None if an input or a result is not finite, so that torch must compute it.
+        The results; None if an input is not finite, so that torch must compute it.
     """
     tile = SAMPLED if program.takes and stride > 1 else program.tile
     tiles = -(-size // tile)
@@ -147,18 +139,40 @@ def run(
     counts = np.zeros((program.scans, 4), np.int64)
     room = 0 if not program.scans else taken * tile if program.takes else size // 8
     kept = np.empty((program.scans, room), np.uint32)
+    results = [array.ctypes.data if array.size else None for array in (sums, rows, counts, kept)]
     job = _TileJob(
-        sources.ctypes.data, seeds.ctypes.data, offset, size, tile, stride, program.row,
-        out, dtype,
-        *(array.ctypes.data if array.size else None for array in (sums, rows, counts, kept)), room,
-    )  # fmt: skip
-    state = library()(
-        program.address,
-        len(program.steps),
-        program.registers,
-        len(program.draws),
-        ctypes.addressof(job),
+        sources.ctypes.data, seeds.ctypes.data, offset, size, start, tile, stride, program.row, None, 0, *results, room
     )
+    found = Results(seen, sums[:, :taken], rows[:, : seen // program.row], counts, kept)
+    return found if _run(program, job) else None
+
+
+def store(
+    program: Program, sources: AnyArray, seeds: AnyArray, offset: int, size: int, start: int, out: int, dtype: int
+) -> bool:
+    """Run a program that stores its result, and nothing else, over a block; the arguments are those of `run`.
+
+    Args:
+        program: The program.
+        sources: The sources.
+        seeds: The generators.
+        offset: The place of the block.
+        size: The number of its entries.
+        start: Its place in the sources.
+        out: The address of the result.
+        dtype: The number of the result's dtype.
+
+    Returns:
+        Whether inputs and results are finite; otherwise torch must compute the block.
+    """
+    tile, row = program.tile, program.row
+    return _run(
+        program, _TileJob(sources.ctypes.data, seeds.ctypes.data, offset, size, start, tile, 1, row, out, dtype)
+    )
+
+
+def _run(program: Program, job: _TileJob) -> bool:
+    state = library()(program.address, len(program.steps), program.registers, len(program.draws), ctypes.addressof(job))
     if state < 0:
         raise MemoryError("no memory for a few tiles")
-    return None if state else Results(seen, sums[:, :taken], rows[:, : seen // program.row], counts, kept)
+    return not state

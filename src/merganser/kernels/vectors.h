@@ -6,6 +6,7 @@
 #endif
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 #define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define WITH_WIDE_VECTORS __attribute__((target("avx512dq")))
 #else
 #define FOR_EACH_PROCESSOR
 #endif
