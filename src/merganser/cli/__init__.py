@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
+import gc
 import os
 import sys
 from typing import Any
@@ -78,6 +80,7 @@ def build() -> Any:
 
 def main() -> None:
     """Run the command line. Errors become one message on stderr and an exit code, never a traceback."""
+    atexit.register(gc.freeze)  # else the interpreter looks for garbage among all objects once more before it ends
     raise_open_files()
     prepare_streams()
     try:
