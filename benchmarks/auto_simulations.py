@@ -8,9 +8,9 @@ Two minutes of one core. The true accuracy of every method over its scale is tha
     √.55 z + √.25 w + √.2 e(s) < Φ⁻¹(accuracy),
 
 all standard normal: z is the difficulty of the question, w that for the method, and e(s) changes with the scale, by a
-correlation of 0.93 for every eighth of an octave. Then 4 % of the answers differ a quarter of an octave apart, 10 % an
-octave apart, and 15 % between methods, about as in the measured pairs. Every run has questions and an order of its own,
-as many as the measured exam. The autopilot may ask a tenth of what the grid asks.
+correlation of 0.93 for every eighth of an octave. At an accuracy of 0.9, 4 % of the answers then differ a quarter of an
+octave apart, 10 % an octave apart, and 15 % between methods, about as in measured pairs. Every run has questions and an
+order of its own, as many as the measured exam. The autopilot may ask a tenth of what the grid asks.
 
 Stored in `results`, by zoo: the standard `error` of the measured test accuracy, and by run, in shares of true accuracy,
 how far the best of the `grid` and the best of the `autopilot` are below the best merge.

@@ -125,7 +125,7 @@ def test_simulated_answers_have_the_accuracies_of_the_grid_and_change_slowly_wit
     assert zoo.step("tsv", 2.0) == 32
     assert zoo.truth(("tsv", 24)) == pytest.approx(0.6)
     assert one.mean() == pytest.approx(0.6, abs=0.02)
-    assert 0.01 < (one != near).mean() < (one != far).mean() < (one != other).mean() < 0.3
+    assert 0.01 < (one != near).mean() < (one != far).mean() < (one != other).mean() < 0.35
 
 
 def test_a_simulated_exam_tells_how_far_both_choices_are_below_the_best() -> None:
