@@ -20,8 +20,8 @@ def import_function(reference: str, where: str = "") -> Any:
     if not path or not name:
         raise InputError(f"{said}: expected package.module:function")
     if path.endswith(".py"):
-        module = path.removesuffix(".py").removeprefix("./").replace("/", ".")
-        raise InputError(f"{said}: a module is named as in an import: {module}:{name}")
+        imported = path.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise InputError(f"{said}: a module is named as in an import: {imported}:{name}")
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
