@@ -6,10 +6,10 @@ in one run:
 - tsv, iso_c and iso_cts against the published algorithms done with `torch.linalg.svd` in float32, on the matrices of
   transformer blocks, in turns: seconds, processor seconds, memory beyond the inputs in matrices, and the error of both
   against float64. Goals for tsv at T = 8: ≥ 8× over the matrices of a ViT-L and of a Llama-1B block, ≥ 10× for a matrix
-  of Llama-8B, error ≤ 1e-4, memory ≤ 4 matrices. docs/scaling.md has what the products and eigenvectors alone take: on
-  the processor measured there, 8× asks for all else to cost next to nothing, and square matrices cannot do with 4.
+  of Llama-8B, error ≤ 1e-4, memory ≤ 4 matrices (square ones cannot do with less than 5, see docs/scaling.md).
   For Llama-8B, and with --extrapolate for all, one SVD of a task matrix and those of the concatenated factors are
-  timed, and the former is taken T times;
+  timed, and the former is taken T times. For tsv, what the products and eigenvectors alone take is printed beside
+  (`benchmarks/limits/decompositions.py`): the limit of the ratio;
 - peak memory of a streamed TSV-Merge for many layers over that for few. Goal: 1;
 - the size of a library of 20 experts with its base over the base alone, the energy it keeps, and the time to rebuild
   one expert over that of copying the base. Goals: ≤ 2.0 and ≤ 3.
@@ -38,6 +38,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks import published
+from benchmarks.limits import decompositions as limits
 from benchmarks.measuring import Peak, anonymous
 from benchmarks.records import record
 from merganser.engine.allocator import keep_freed_memory
@@ -136,11 +137,13 @@ def merging(
             for name, result in results.items():
                 row[f"{name}_error"] = float((result - exact).norm() / exact.norm())
         row["speedup"] = row["published"] / row["ours"]
+        if method == "tsv":
+            row["limit"] = limits.tsv(deltas[0], tasks)
         rows.append(row)
         print(f"  {describe(method, block, tasks, row)}", flush=True)
     total = sum(row["published"] for row in rows) / sum(row["ours"] for row in rows)
     processor = sum(row["published_processor"] for row in rows) / sum(row["ours_processor"] for row in rows)
-    return {
+    found = {
         "method": method,
         "block": block,
         "tasks": tasks,
@@ -149,6 +152,10 @@ def merging(
         "speedup": total,
         "processor_ratio": processor,
     }
+    if method == "tsv":
+        alone = sum(sum(row["limit"].values()) for row in rows)
+        found["limit_ratio"] = sum(row["published_processor"] for row in rows) / alone
+    return found
 
 
 def describe(method: str, block: str, tasks: int, row: Mapping[str, Any]) -> str:
@@ -161,6 +168,9 @@ def describe(method: str, block: str, tasks: int, row: Mapping[str, Any]) -> str
     text += f" of {row['published_memory']:.1f})" if "published_memory" in row else ")"
     if "ours_error" in row:
         text += f", error {row['ours_error']:.1e}, the published one's in float32 {row['published_error']:.1e}"
+    if "limit" in row:
+        products, vectors = row["limit"]["products"], row["limit"]["eigenvectors"]
+        text += f"; products and eigenvectors alone take {products:.2f} and {vectors:.2f} s of the processor"
     return text
 
 
@@ -279,7 +289,8 @@ def all_merging(options: argparse.Namespace) -> list[dict[str, Any]]:
         repeats = options.repeats if compared else 1
         merges.append(merging(method, block, tasks, reference=compared, repeats=repeats, extrapolate=extrapolate))
         wall, processor = merges[-1]["speedup"], merges[-1]["processor_ratio"]
-        print(f"{method}, {block} block, T={tasks}: {wall:.1f}× faster ({processor:.1f}× less processor time)")
+        limit = f", the limit is {merges[-1]['limit_ratio']:.1f}×" if method == "tsv" else ""
+        print(f"{method}, {block} block, T={tasks}: {wall:.1f}× faster ({processor:.1f}× less processor time{limit})")
     return merges
 
 

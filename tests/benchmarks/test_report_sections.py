@@ -244,7 +244,10 @@ RECORDS: dict[str, Any] = {
         "threads": 1,
         "merging": [
             {"method": "tsv", "block": "b", "tasks": 8, "speedup": 5.0, "processor_ratio": 4.0, "extrapolated": True}
-            | {"matrices": [{"ours": 1.0, "published": 5.0, "ours_memory": 3.0, "ours_error": 1e-3}]}
+            | {
+                "limit_ratio": 6.0,
+                "matrices": [{"ours": 1.0, "published": 5.0, "ours_memory": 3.0, "ours_error": 1e-3}],
+            }
         ],
         "memory": {"layers": [2, 8], "ratio": 1.1},
         "library": {"experts": 20, "base_bytes": 9, "int8": {"ratio": 1.9, "energy": 0.9}},

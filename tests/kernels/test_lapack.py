@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from merganser.errors import MerganserError
 from merganser.kernels import lapack
-from merganser.kernels.lapack import _one_thread, add_gram, leading_eigenpairs
+from merganser.kernels.lapack import _one_thread, add_gram, leading_eigenpairs, multiply
+from merganser.kernels.spectra import product
 
 
 def positive(n, seed=0):
@@ -29,6 +30,67 @@ def test_leading_eigenpairs(n, share):
     np.testing.assert_allclose(matrix @ vectors.numpy(), vectors.numpy() * wanted, atol=1e-9 * wanted[0])
     np.testing.assert_allclose(vectors.T @ vectors, np.eye(k), atol=1e-10)
     assert torch.equal(lower, before)
+
+
+def stored(matrix, form):
+    """The same matrix with contiguous rows, contiguous columns, as a part of a larger one, or with neither."""
+    if form == "columns":
+        return matrix.T.contiguous().T
+    if form in ("part", "part of columns"):
+        rows, columns = matrix.shape
+        whole = matrix.new_full((rows + 2, columns + 3), torch.nan)
+        whole = whole if form == "part" else whole.T.contiguous().T
+        whole[1 : rows + 1, 2 : columns + 2] = matrix
+        return whole[1 : rows + 1, 2 : columns + 2]
+    if form == "strided":
+        return matrix.repeat_interleave(2, dim=0).repeat_interleave(2, dim=1)[::2, ::2]
+    return matrix.clone(memory_format=torch.contiguous_format)
+
+
+FORMS = st.sampled_from(["rows", "columns", "part", "part of columns", "strided"])
+
+
+@given(
+    shape=st.tuples(*[st.integers(0, 40)] * 3),
+    forms=st.tuples(FORMS, FORMS, st.sampled_from([None, "rows", "columns"])),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    scale=st.sampled_from([1.0, -1.0, 0.5]),
+    seed=st.integers(0, 100),
+)
+@settings(max_examples=60, deadline=None)
+def test_products_are_those_of_numpy(shape, forms, dtype, scale, seed):
+    (rows, inner, columns), rng = shape, np.random.default_rng(seed)
+    left, right, start = (rng.standard_normal(s) for s in ((rows, inner), (inner, columns), (rows, columns)))
+    tensors = [stored(torch.from_numpy(x).to(dtype), form) for x, form in zip((left, right), forms, strict=False)]
+    out = forms[2] and stored(torch.from_numpy(start).to(dtype), forms[2])
+    found = multiply(*tensors, out, scale)
+    assert found.dtype == dtype
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-12
+    np.testing.assert_allclose(found, scale * left @ right + (0 if out is None else start), atol=tolerance)
+    assert out is None or found.data_ptr() == out.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("right", "out"),
+    [(torch.ones(3, 2), None), (torch.ones(2, 2).double(), None), (torch.ones(2, 2), torch.ones(2, 3))],
+)
+def test_products_of_matrices_that_do_not_fit_are_refused(right, out):
+    with pytest.raises(ValueError, match="cannot multiply"):
+        multiply(torch.ones(2, 2), right, out)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_products_do_not_depend_on_who_computes_them(dtype, threads):
+    left, right = torch.randn(30, 20, dtype=dtype), torch.randn(20, 40, dtype=dtype)
+    wanted = left.double() @ right.double()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        torch.testing.assert_close(product(left, right).double(), wanted, atol=1e-4, rtol=0)
+        torch.testing.assert_close(product(left, right, -wanted.to(dtype), 2.0).double(), wanted, atol=1e-4, rtol=0)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("k", [3, 40])

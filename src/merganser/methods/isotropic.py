@@ -18,7 +18,7 @@ from merganser.kernels.polar import (
     polar,
     polar_and_norm,
 )
-from merganser.kernels.spectra import Factors, top_svd
+from merganser.kernels.spectra import Factors, product, top_svd
 from merganser.lazy import torch
 from merganser.methods.duplicates import average_over_groupings
 from merganser.methods.matrices import FLOOR, MatrixRule, WeightedDeltas, sum_of
@@ -97,7 +97,7 @@ class IsoCTS(Isotropic):
         for delta in deltas:
             rest = delta.to(wide, copy=True)
             floor = FLOOR * float(rest.norm())
-            rest -= left @ (left.T @ rest)
+            product(left, product(left.T, rest), rest, scale=-1.0)
             own = decompose(rest, share)
             parts.append(own.truncate(int((own.s > floor).sum())))
         limit = SENSITIVITY if wide == torch.float32 else math.inf
@@ -129,4 +129,4 @@ def flatten_spectrum(matrix: Tensor, tolerance: float, exact: bool = False) -> T
     root = inverse_root(matrix, tolerance)
     wide = torch.float32 if root.mean_amplification <= FLOAT32_LIMIT else torch.float64
     # The transpose of a product, which MKL computes faster.
-    return ((root.matrix() * (root.s.sum() / n)).to(wide) @ matrix.to(wide).T).T.to(matrix.dtype)
+    return product((root.matrix() * (root.s.sum() / n)).to(wide), matrix.to(wide).T).T.to(matrix.dtype)

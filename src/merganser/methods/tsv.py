@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from merganser.checkpoints.base import TensorSpec
 from merganser.kernels.leading import leading_svd
 from merganser.kernels.polar import SENSITIVITY, TOLERANCE, IllConditioned, InverseRoot, inverse_root
-from merganser.kernels.spectra import HELD, SMALL, Factors, beside, top_svd, top_svds
+from merganser.kernels.spectra import HELD, SMALL, Factors, beside, product, top_svd, top_svds
 from merganser.lazy import torch
 from merganser.methods.duplicates import average_over_groupings
 from merganser.methods.matrices import FLOOR, MatrixRule, WeightedDeltas, matrix_shape, rank_kept, side_by_side
@@ -85,12 +85,13 @@ def merge_tasks(
 
 def decompose(matrices: Sequence[Tensor], k: int, exact: bool = False) -> list[Factors]:
     """Return the top-k factors of every task matrix, without components due to rounding."""
-    if min(matrices[0].shape) <= SMALL:
+    shape = matrices.shape if isinstance(matrices, WeightedDeltas) else matrices[0].shape
+    if min(shape) <= SMALL:
         return [factors.above(FLOOR) for factors in top_svds(list(matrices), k)]
     if exact:
         return side_by_side(lambda index: top_svd(matrices[index], k).above(FLOOR), range(len(matrices)))
     # One place for the float32 factors of all tasks, so that they need not be copied to be orthogonalised together.
-    tasks, shape = len(matrices), matrices[0].shape
+    tasks = len(matrices)
     places = [torch.empty(tasks, min(k, *shape), side, dtype=torch.float32, device="cpu") for side in shape]
 
     def put_in_place(index: int) -> Factors:
@@ -161,7 +162,7 @@ def _product_of_narrow(factors: Factors, tolerance: float, limit: float) -> Tens
     precision = left.precision(torch.float32)
     if u.shape[0] >= u.shape[1] and precision == torch.float32:
         return left.polar_factor_times(u, inner)
-    return _polar_factor(u, left, precision).to(torch.float32) @ inner
+    return product(_polar_factor(u, left, precision).to(torch.float32), inner)
 
 
 def _narrow_root(side: Tensor, tolerance: float, limit: float) -> InverseRoot:

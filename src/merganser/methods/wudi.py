@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from merganser.checkpoints.base import TensorSpec
 from merganser.kernels.leading import LARGE
-from merganser.kernels.spectra import gram, mirror
+from merganser.kernels.spectra import gram, mirror, product
 from merganser.lazy import torch
 from merganser.methods.matrices import MatrixRule, WeightedDeltas, matrix_shape, sum_of
 from merganser.methods.parameters import param
@@ -54,7 +54,7 @@ class WUDI(MatrixRule):
             if 0 < norm < math.inf:  # a difference that overflowed makes the sum infinite, which is refused
                 own = mirror(gram(wide / norm, dtype=wide.dtype))  # of unit length: squares of weights may not fit
                 curvature += own
-                target.addmm_(wide, own)
+                product(wide, own, target)
         solve = self._closed if self.solver == "closed" else self._descend
         return solve(total, curvature, target).to(deltas.dtype)
 
@@ -74,7 +74,7 @@ class WUDI(MatrixRule):
             return total
         ridge = curvature.clone()
         ridge.diagonal().add_(self.damping * size)
-        gap = target - total @ curvature
+        gap = product(total, curvature, target, scale=-1.0)
         return total + torch.cholesky_solve(gap.T, torch.linalg.cholesky(ridge)).T
 
     def _descend(self, total: Tensor, curvature: Tensor, target: Tensor) -> Tensor:
