@@ -4,7 +4,6 @@
 - `sources`: whether a sentence is from a film's review or from its plot (SUBJ);
 - `intents`: which of ten domains a request to an assistant belongs to (CLINC150);
 - `sentiment`: whether a film's review is negative or positive (SST-2);
-- `opinions`: whether a phrase of a news article expresses a bad or a good opinion (MPQA);
 - `banking`: which of four themes a question to a bank is about (BANKING77).
 
 Every option is one token, so that the likeliest option is read off the logits after the prompt.
@@ -72,7 +71,6 @@ SKILLS: dict[str, Kind] = {
         _groups("clinc150", CLINC150_DOMAINS),
     ),
     "sentiment": Kind("sst2", "{sentence}\nThis review is", ("negative", "positive"), (0, 1)),
-    "opinions": Kind("mpqa", "{sentence}\nThis sounds", ("bad", "good"), (0, 1)),
     "banking": Kind(
         "banking77",
         "{sentence}\nThis is about a",
