@@ -87,7 +87,7 @@ def test_questions_without_answers_take_those_of_the_expert_of_their_name(models
     own = [record["answers"]["math"] for record in answers if record.get("label") == "math"]
     assert {value for values in own for value in values} == {1.0}, "the expert agrees with itself"
     shutil.rmtree(tmp_path / "out.auto")
-    with pytest.raises(MerganserError, match="call it like that expert: --data math=multiple-choice:"):
+    with pytest.raises(MerganserError, match="call it like that expert: math=multiple-choice:"):
         invoke(*words, f"--data=quiz=multiple-choice:{tmp_path / 'bare.jsonl'}")
     with pytest.raises(MerganserError, match="'math' has no answers and 'quiz' has"):
         invoke(*words, bare[0], f"--data=quiz=multiple-choice:{tmp_path / 'labelled.jsonl'}")

@@ -22,12 +22,14 @@ LIBRARY = [path for path in sorted(SOURCE.rglob("*.py")) if SOURCE / "cli" not i
 #: Variables of style sheets look like options.
 STYLE = re.compile(r"var\(--[\w-]*|--[\w-]+:")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+#: Options of another program, which the library looks up for an adapter.
+VLLM = {"--enable-lora", "--max-lora-rank"}
 
 
 def named_options(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from OPTION.findall(STYLE.sub("", node.value))
+            yield from (each for each in OPTION.findall(STYLE.sub("", node.value)) if each not in VLLM)
 
 
 def test_the_search_finds_options_and_no_styles() -> None:

@@ -54,7 +54,7 @@ def test_settings_that_it_does_not_know(tmp_path, config, said):
 @pytest.mark.parametrize(
     ("name", "shape", "said"),
     [
-        ("norm.weight", (16,), "whole weights, which --low-rank-only leaves out"),
+        ("norm.weight", (16,), "whole weights, which low_rank_only leaves out"),
         ("embed.lora_embedding_A", (4, 50), "embeddings"),
         ("conv.lora_A.weight", (4, 3, 3, 3), "convolutions"),
     ],

@@ -31,7 +31,7 @@ def _expanding(template: str) -> str:
         ("x-a: &a [*a]", "line 1: an alias refers to a value that contains it"),
         ("x-a: " + "[" * 3000, "line 1: nested more than 100 deep"),
         ("x-0: &a0 [1]\n" + "\n".join(f"x-{i}: &a{i} [*a{i - 1}]" for i in range(1, 300)), "nested more than 100 deep"),
-        ("seed: 0x" + "f" * 5000, "line 1: the number 0xffffffffffffffffffffff… is too large"),
+        ("seed: 0x" + "f" * 5000, "line 1: the number 0xfffffffffffffffffffff… is too large"),
         ("seed: " + "9" * 5000, "line 1: not a whole number, or one too large"),
         ("seed: !!float x", "not valid YAML"),
         ("seed: !!bool x", "not valid YAML"),

@@ -53,7 +53,8 @@ def check_writable(out: Path, directory: Path) -> Path:
     length = os.pathconf(place, "PC_NAME_MAX") - _ADDED
     if len(os.fsencode(out.name)) > length:
         raise InputError(
-            f"{out.name[:40]}…: the name has {len(os.fsencode(out.name))} bytes; at most {length} fit here"
+            f"{out.name[:40]}… cannot be created: the name is too long ({len(os.fsencode(out.name))} bytes; at most "
+            f"{length} fit here)"
         )
     return place
 

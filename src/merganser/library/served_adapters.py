@@ -44,13 +44,13 @@ def vllm_objections(adapter: str | os.PathLike[str]) -> list[str]:
         found.append(f"its config has bias: {bias}")
     if config["r"] > MAX_RANKS[-1]:
         found.append(
-            f"its rank is {config['r']}, and at most {MAX_RANKS[-1]} is possible: write it with a lower --rank"
+            f"its rank is {config['r']}, and at most {MAX_RANKS[-1]} is possible: write it with a lower rank"
         )
     if config.get("rank_pattern") or config.get("alpha_pattern"):
-        found.append("its modules have different ranks, and vLLM reads one: write it with --rank")
+        found.append("its modules have different ranks, and vLLM reads one: write it with one rank")
     names = file.names()
     kinds = {
-        "whole weights, which --low-rank-only leaves out": [name for name in names if ".lora_" not in name],
+        "whole weights, which low_rank_only leaves out": [name for name in names if ".lora_" not in name],
         "embeddings": [name for name in names if ".lora_embedding_" in name],
         "convolutions": [name for name in names if ".lora_" in name and len(file.spec(name).shape) > 2],
     }

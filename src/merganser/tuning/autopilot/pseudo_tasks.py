@@ -65,7 +65,7 @@ def find_unanswered(tasks: Sequence[Task], experts: Sequence[str]) -> dict[str, 
         if name not in experts:
             raise InputError(
                 f"task {name!r} has no answers; to let an expert's stand in, call it like that expert: "
-                f"--data {experts[0]}={found[name].task.kind}:{found[name].task.path}"
+                f"{experts[0]}={found[name].task.kind}:{found[name].task.path}"
             )
     return found
 
