@@ -226,8 +226,9 @@ def test_rounded_bfloat16_takes_half() -> None:
     "line",
     [
         compression.low_precision(torch.int8),
-        compression.masks("tall", torch.float32),
-        compression.masks("emr", torch.bfloat16),
+        compression.tall(0.4),
+        compression.tall_ties(0.4),
+        compression.emr(torch.bfloat16),
         compression.by_rank(1 / 2, "bfloat16"),
         compression.by_budget(6.0, "float32", "plenty"),
         compression.codes_each(0.3, "each"),

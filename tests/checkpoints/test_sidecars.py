@@ -12,7 +12,7 @@ from merganser.checkpoints.memory import StateDict
 from merganser.checkpoints.sidecars import (
     Sidecars,
     TokenizerFiles,
-    _library,
+    _find_library,
     apply_edits,
     prepare_sidecars,
     read_chat_template,
@@ -244,7 +244,7 @@ def test_the_card_names_models_methods_and_the_recipe():
 )
 def test_the_card_names_the_library_that_loads_the_model(file, content, library, tmp_path):
     (tmp_path / file).write_text(content)
-    assert _library(tmp_path) == library
+    assert _find_library(tmp_path) == library
 
 
 def test_the_card_of_an_adapter():

@@ -302,7 +302,7 @@ STAGES = """
 method: ties
 base: ./a
 models: [{path: ./a, weight: 0.5}, {path: ./b, density: [0.1, 0.9]}]
-overrides: [{match: "*.mlp.*", weight: {value: 0.3}}]
+overrides: [{match: "*.mlp.*", parameters: {weight: 0.3}}]
 output: {dtype: bfloat16, tokenizer: {source: union, pad_to_multiple_of: 8}}
 """
 MERGEKIT = """
