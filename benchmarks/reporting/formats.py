@@ -95,6 +95,11 @@ def marked(cells: Sequence[str], best: int) -> list[str]:
     return [f"**{cell}**" if position == best else cell for position, cell in enumerate(cells)]
 
 
+def series(words: Sequence[str]) -> str:
+    """Join words as a sentence does: `a, b and c`."""
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
+
+
 def between(values: Sequence[float], places: int = 1) -> str:
     """The range of the values."""
     low, high = f"{min(values):.{places}f}", f"{max(values):.{places}f}"

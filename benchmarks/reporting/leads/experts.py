@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks import answers
-from benchmarks.reporting.formats import between, percent
+from benchmarks.reporting.formats import between, percent, series
 from benchmarks.reporting.sections import adaptive as routing
 from benchmarks.reporting.sections import forgetting as lines
 from benchmarks.reporting.sections import mergeability as judged
@@ -55,8 +55,7 @@ def adaptive(results: Mapping[str, Any]) -> str:
         single += [percent(kept["TSV-M"])] if "TSV-M" in kept else []
     return (
         "If requests do not say which task they belong to, use an adaptive model. The best one keeps "
-        f"{' and '.join(said)} of the experts' accuracy"
-        + (f", one merge for all {' and '.join(single)} %." if single else ".")
+        f"{series(said)} of the experts' accuracy" + (f", one merge for all {series(single)} %." if single else ".")
     )
 
 
@@ -114,10 +113,10 @@ def forgetting(results: Mapping[str, Any]) -> str:
     (learns, knew), rates = next(
         (stage, found) for stage, found in lines.stages_of(results).items() if stage[1] != lines.STORIES
     )
-    rate, found = max(rates.items())
+    rate, found = min(rates.items())
     last, chosen = found["path"][-1], lines.best_of_both(found)
     return (
-        "If a fine-tune forgot too much, go some of the way back to its base (WiSE-FT, "
+        "Fine-tune at a low rate. If a fine-tune still forgot too much, go some of the way back to its base (WiSE-FT, "
         f"`mg.tuning.forgetting.forgetting_path`). A fine-tune for {learns} answers {percent(last['learned'])} % of "
         f"them right, and {percent(last['kept'])} % of the {knew} that it was trained for before; "
         f"{percent(1 - chosen['at'], 0)} % of the way back, {percent(chosen['learned'])} and "
