@@ -43,9 +43,7 @@ def vllm_objections(adapter: str | os.PathLike[str]) -> list[str]:
     if (bias := config.get("bias", "none")) != "none":
         found.append(f"its config has bias: {bias}")
     if config["r"] > MAX_RANKS[-1]:
-        found.append(
-            f"its rank is {config['r']}, and at most {MAX_RANKS[-1]} is possible: write it with a lower rank"
-        )
+        found.append(f"its rank is {config['r']}, and at most {MAX_RANKS[-1]} is possible: write it with a lower rank")
     if config.get("rank_pattern") or config.get("alpha_pattern"):
         found.append("its modules have different ranks, and vLLM reads one: write it with one rank")
     names = file.names()
