@@ -1,5 +1,6 @@
 """The server against slow, silent, rude and numerous clients, and at its end."""
 
+import asyncio
 import json
 import logging
 import math
@@ -162,6 +163,32 @@ def test_a_token_is_asked_for(model):
     for wrong in ("", "two words", "naïve"):
         with pytest.raises(InputError, match="token"):
             create_app(model, token=wrong)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+def test_the_end_answers_those_who_wait_to_be_accepted(model, errors, turns):
+    limits = Limits()
+    running = Running(create_app(model, limits=limits), limits)
+    end, waiting = threading.Event(), []
+
+    async def end_with_a_queue(counter):
+        if not end.is_set():
+            return False
+        waiting.extend(running.connect(HEADERS + b"\r\n" + BODY) for _ in range(5))  # while the loop stands still
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return True
+
+    running.server.on_tick = end_with_a_queue
+    with running:
+        end.set()
+        running.thread.join(30)
+        for connection in waiting:
+            connection.settimeout(5)
+            assert b" 200 " in connection.recv(65536)
+            assert ended(connection)
+    assert len(waiting) == 5
+    assert errors == []
 
 
 @pytest.mark.parametrize("kept_alive", [False, True])

@@ -7,6 +7,7 @@ When the server stops, connections have a moment to finish a request in transit.
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 from merganser.errors import require
@@ -75,7 +76,7 @@ def create_server(app: Any, *, host: str = "127.0.0.1", port: int = 8000, limits
         timeout_keep_alive=5,
         timeout_graceful_shutdown=max(1, round(bounds.timeout + LINGER)),
     )
-    return uvicorn.Server(config)
+    return _lossless(connections)(config)
 
 
 def _descriptors() -> int:
@@ -86,6 +87,51 @@ def _descriptors() -> int:
         return 1 << 20
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 20 if soft == resource.RLIM_INFINITY else max(1, soft - RESERVED)
+
+
+def _lossless(connections: Connections) -> Any:
+    """Return the class of a server that closes its sockets only when nobody waits in their queues.
+
+    The system resets connections that wait to be accepted when a listening socket closes, and asyncio drops those that
+    were accepted in the same turn of its loop.
+    """
+    uvicorn = require("uvicorn", "serve")
+
+    class Lossless(uvicorn.Server):  # type: ignore[misc, name-defined]
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            connections.ending = True
+            loop = asyncio.get_running_loop()
+            listening = [each for server in self.servers for each in server.sockets]
+            if isinstance(loop, asyncio.SelectorEventLoop):  # others accept without being asked
+                for each in listening:
+                    loop.remove_reader(each.fileno())
+                await asyncio.sleep(0)  # asyncio attaches what it has accepted
+            accepted = [connection for each in listening for connection in _accept_waiting(each.dup())]
+            for server in self.servers:  # at once, before others can come
+                server.close()
+            for connection in accepted:
+                await loop.connect_accepted_socket(self._create_protocol, connection)
+            await super().shutdown(sockets)
+
+        def _create_protocol(self) -> asyncio.Protocol:
+            protocol: asyncio.Protocol = self.config.http_protocol_class(
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return protocol
+
+    return Lossless
+
+
+def _accept_waiting(listening: socket.socket) -> list[socket.socket]:
+    """Accept every connection in the queue of a socket, without waiting for more."""
+    accepted = []
+    with listening:
+        listening.setblocking(False)
+        while True:
+            try:
+                accepted.append(listening.accept()[0])
+            except OSError:  # the queue is empty, or a client has gone
+                return accepted
 
 
 def _guarded(connections: Connections, header_seconds: float) -> Any:
