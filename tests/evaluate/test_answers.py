@@ -195,12 +195,21 @@ def test_formulas_need_math_verify():
         assert is_right("\\frac{x}{2}", "\\frac{x}{2}")
 
 
-@pytest.mark.parametrize("noise", ["\n", " \n", "\t", "- ", "1.\n", "step "])
+@pytest.mark.parametrize(
+    "noise", ["\n", " \n", "\t", "- ", "1.\n", "step ", "**", "$", "final ", "answer: ", r"\boxed x "]
+)
 def test_long_empty_replies_are_judged_at_once(noise):
     """Broken merges often repeat one token up to the limit."""
     began = time.process_time()
     assert not is_right(noise * 3000 + "x", "5")
+    assert find_choice(noise * 3000 + "x") is None
     assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize("phrase", ["the answer is 5 ", "答案是5", "Answer: ", r"\boxed 5 ", "#### 5 ", "<answer>5"])
+def test_marked_parts_do_not_overlap(phrase):
+    text = phrase * 1000
+    assert sum(map(len, find_marked(text))) <= len(text)
 
 
 @pytest.mark.parametrize(

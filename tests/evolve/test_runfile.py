@@ -141,6 +141,19 @@ def test_several_problems_are_said_at_once(run_file):
         loading.load(path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [("method: ties", "methd: ties"), ("objectives: [quiz]", "objectivs: [quiz]"), ("{kind: multi", "{knd: multi")],
+)
+def test_a_misspelt_required_key_is_told_once(run_file, change):
+    """It is unknown, not missing as well; a key that is missing beside it still is."""
+    with pytest.raises(MerganserError, match="unknown key .*; did you mean") as caught:
+        loading.load(run_file(change))
+    assert "missing" not in str(caught.value)
+    with pytest.raises(MerganserError, match="'tasks' is missing"):
+        loading.load(run_file(change, ("tasks:", "x-chores:")))
+
+
 def test_no_file_and_no_mapping(tmp_path):
     with pytest.raises(MerganserError, match="no such run file"):
         loading.load(tmp_path / "absent.yml")

@@ -109,5 +109,12 @@ def test_karcher_leaves_out_what_has_no_weight():
     x = np.array([[0.0, 3], [0, 0], [1, 0], [-1, 0]])
     with np.errstate(all="raise"):
         assert spheres.karcher(gram(x), [0, 1, 0, 0], 10, 1e-5).tolist() == [0, 0, 0, 0]
-        # Opposite directions: the first of them is taken, and not that of a model without weight.
-        assert spheres.karcher(gram(x), [0, 0, 1, 1], 10, 1e-5)[0] == 0
+        assert spheres.karcher(gram(x), [0, 0, 1, 3], 0, 1e-5)[0] == 0
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1e-5])
+def test_karcher_mean_of_directions_that_cancel_is_plain(tolerance):
+    """No model is preferred: the first would be taken otherwise."""
+    x = np.array([[0.0, 3], [0, -1]])
+    np.testing.assert_allclose(spheres.karcher(gram(x), [1, 1], 10, tolerance) @ x, [0, 1])
+    np.testing.assert_allclose(spheres.karcher(gram(x[::-1]), [1, 1], 10, tolerance) @ x[::-1], [0, 1])

@@ -21,11 +21,12 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from merganser.cli import build
-from merganser.cli.serve import build_model, command, read_heads
+from merganser.cli.serve import build_model, command, name_classes, read_heads, read_labels
 from merganser.errors import InputError
 from merganser.modules.inputs import Inputs
 from merganser.routing.adaptive import AdaptiveModel
 from merganser.routing.batching import Batcher, Busy, Closed, Limits
+from merganser.routing.heads import NamedHead
 from merganser.routing.requests import Refused, cast_inputs
 from merganser.routing.routers import ProjectionRouter
 from merganser.routing.serving import create_app
@@ -47,7 +48,8 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(model):
-    with Running(create_app(model, labels=LABELS, limits=Limits(body_bytes=60_000, samples=8, wait=0.02))) as running:
+    named = model.with_heads(name_classes(heads_of(TASKS), LABELS))
+    with Running(create_app(named, limits=Limits(body_bytes=60_000, samples=8, wait=0.02))) as running:
         yield running
 
 
@@ -211,10 +213,43 @@ def test_numbers_that_json_does_not_have_are_null(model):
 
 
 def test_labels_have_to_fit_the_heads(model):
-    with pytest.raises(InputError, match="labels for 'z', which is not an expert"):
-        create_app(model, labels={"z": ["no"]})
-    with pytest.raises(InputError, match="1 labels for 'a', whose head has 2 classes"):
-        create_app(model, labels={"a": ["no"]})
+    with pytest.raises(InputError, match="names for 'z', which is not an expert"):
+        name_classes(heads_of(TASKS), {"z": ["no"]})
+    with pytest.raises(InputError, match="the head of 'a' has 2 classes, but 1 names"):
+        model.with_heads(name_classes(heads_of(TASKS), {"a": ["no"]}))
+
+
+@pytest.mark.parametrize("text", ['["no"]', '{"a": "no"}', '{"a": [0, 1]}', "{"])
+def test_labels_are_lists_of_names(text, tmp_path):
+    (tmp_path / "labels.json").write_text(text)
+    with pytest.raises(InputError, match=r"labels\.json: "):
+        read_labels(tmp_path / "labels.json")
+
+
+def test_the_command_line_names_classes(model, tmp_path):
+    """Heads whose classes have the same names answer one question, as from Python."""
+    heads = {task: {"weight": torch.randn(2, WIDTH), "bias": torch.randn(2)} for task in TASKS}
+    (tmp_path / "heads").mkdir()
+    for task, head in heads.items():
+        save_file(head, tmp_path / "heads" / f"{task}.safetensors")
+    labels = {"a": ["no", "yes"], "c": ["no", "yes"]}
+    (tmp_path / "labels.json").write_text(json.dumps(labels))
+    built = build_model(
+        model.library.path,
+        "support.expert_nets:encoder",
+        tmp_path / "heads",
+        None,
+        labels=tmp_path / "labels.json",
+        layer=["blocks.1.up"],
+        score="posterior",
+    ).with_router(model.router)
+    named = {task: NamedHead(head, labels[task]) if task in labels else head for task, head in heads.items()}
+    plain = model.with_heads(heads).with_settings(score="posterior")
+    x = torch.randn(9, 2, WIDTH)
+    assert torch.equal(built.predict(x).scores, plain.with_heads(named).predict(x).scores)
+    assert not torch.allclose(built.predict(x).scores, plain.predict(x).scores)
+    with pytest.raises(InputError, match="give them with --heads"):
+        build_model(model.library.path, "support.expert_nets:encoder", None, None, labels=tmp_path / "labels.json")
 
 
 def one(value):

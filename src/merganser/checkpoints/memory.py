@@ -68,10 +68,9 @@ def _require_plain(name: object, tensor: object, label: str) -> Tensor:
     if not isinstance(name, str):
         raise CheckpointError(f"{label}: the key {name!r} is of type {type(name).__name__}, not the name of a tensor")
     if not isinstance(tensor, torch.Tensor):
-        own = name.endswith("_extra_state")  # what modules save besides tensors
-        remedy = "leave it out of the state dict" if own else "is the state dict nested under a key?"
         raise CheckpointError(
-            f"{label}: {name!r} is of type {type(tensor).__name__}, but a checkpoint maps names to tensors ({remedy})"
+            f"{label}: {name!r} is of type {type(tensor).__name__}, but a checkpoint maps names to tensors"
+            f" ({_suggest_tensor(name, tensor)})"
         )
     if torch.nn.parameter.is_lazy(tensor):
         raise CheckpointError(f"{label}: {name!r} has no values yet; call the module once")
@@ -84,6 +83,17 @@ def _require_plain(name: object, tensor: object, label: str) -> Tensor:
     if refused := next((kind for kind, found in kinds.items() if found), None):
         raise CheckpointError(f"{label}: {name!r} is {refused}")
     return tensor.detach().resolve_conj().resolve_neg()
+
+
+def _suggest_tensor(name: str, value: object) -> str:
+    """Return what to do about a value that is not a tensor."""
+    if name.endswith("_extra_state"):  # what modules save besides tensors
+        return "leave it out of the state dict"
+    if isinstance(value, Mapping):
+        return "is the state dict nested under a key?"
+    if hasattr(value, "__array__"):
+        return "convert it with torch.from_numpy"
+    return "convert it with torch.tensor, or leave it out"
 
 
 class Module(StateDict):

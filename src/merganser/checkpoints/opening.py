@@ -61,7 +61,10 @@ def _open(reference: Reference, over: tuple[Path, ...]) -> Checkpoint:
         return StateDict(reference)
     if not isinstance(reference, (str, os.PathLike)):
         if not isinstance(reference, torch.nn.Module):
-            raise CheckpointError(f"cannot open a {type(reference).__name__} as a checkpoint")
+            raise CheckpointError(
+                f"cannot open a {type(reference).__name__} as a checkpoint; expected a path, a hub id, an nn.Module or a"
+                " mapping from names to tensors"
+            )
         return Module(reference)
     text = os.fspath(reference)
     first, *adapters = parts(text)

@@ -12,10 +12,10 @@ from merganser.cli.options import Json, LibraryPath, Model, MovedBase
 from merganser.cli.output import emit, say
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Mapping, Sequence
 
     from merganser.routing.adaptive import AdaptiveModel
-    from merganser.routing.heads import HeadScore
+    from merganser.routing.heads import HeadLike, HeadScore
     from merganser.routing.routers import Normalize, RoutingSource
 
 
@@ -27,7 +27,11 @@ def command(
         typer.Option(metavar="DIR", help="Directory with one head per expert: NAME.safetensors with weight and bias."),
     ] = None,
     labels: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON file with the class names of each expert's head.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSON file with the names of each head's classes; heads with the same names answer one question.",
+        ),
     ] = None,
     encode: Annotated[
         str | None,
@@ -99,6 +103,7 @@ def command(
         model,
         heads,
         base,
+        labels=labels,
         features=features,
         layer=layer or None,
         source=cast("RoutingSource", source),
@@ -108,7 +113,7 @@ def command(
         top=top,
         redundancy=redundancy,
     )
-    app = create_app(adaptive, encode=_function(encode, "--encode"), labels=_labels(labels), limits=limits, token=token)
+    app = create_app(adaptive, encode=_function(encode, "--encode"), limits=limits, token=token)
     if as_json:
         emit({"event": "serving", "url": f"http://{host}:{port}", "experts": list(adaptive.library.experts)})
     else:
@@ -120,27 +125,39 @@ def command(
 
 
 def build_model(
-    library: Path, model: str, heads: Path | None, base: str | None, *, features: str | None, **options: Any
+    library: Path,
+    model: str,
+    heads: Path | None,
+    base: str | None,
+    *,
+    labels: Path | None = None,
+    features: str | None = None,
+    **options: Any,
 ) -> AdaptiveModel:
     """Return the adaptive model of a command line: the factory's network with the base's weights."""
     from merganser.cli.factories import build_network
+    from merganser.errors import InputError
     from merganser.library.library import Library
     from merganser.routing.adaptive import AdaptiveModel
 
+    if labels is not None and heads is None:
+        raise InputError("--labels names the classes of heads; give them with --heads")
     opened = Library(library, base)
-    module, _ = build_network(model)
     found = None if heads is None else read_heads(heads, opened.experts)
+    if found is not None and labels is not None:
+        found = name_classes(found, read_labels(labels))
+    module, _ = build_network(model)
     return AdaptiveModel(
         module, opened, cast(Any, found), features=_function(features, "--features"), load_base=True, **options
     )
 
 
-def read_heads(directory: Path, tasks: tuple[str, ...]) -> dict[str, dict[str, Tensor]]:
+def read_heads(directory: Path, tasks: tuple[str, ...]) -> dict[str, HeadLike]:
     """Read `NAME.safetensors` or `NAME/head.safetensors` for every expert."""
     from merganser.checkpoints.opening import open as open_checkpoint
     from merganser.errors import InputError
 
-    found = {}
+    found: dict[str, HeadLike] = {}
     for task in tasks:
         paths = [directory / f"{task}.safetensors", directory / task / "head.safetensors"]
         there = [path for path in paths if path.is_file()]
@@ -158,16 +175,30 @@ def _function(text: str | None, option: str) -> Any:
     return None if text is None else import_function(text, option)
 
 
-def _labels(path: Path | None) -> dict[str, list[str]] | None:
+def name_classes(heads: Mapping[str, HeadLike], labels: Mapping[str, Sequence[str]]) -> dict[str, HeadLike]:
+    """Return the heads, with names of the classes for those in `labels`."""
+    from merganser.errors import InputError, did_you_mean
+    from merganser.routing.heads import NamedHead
+
+    for task in labels:
+        if task not in heads:
+            raise InputError(f"--labels: names for {task!r}, which is not an expert{did_you_mean(task, heads)}")
+    return {task: NamedHead(cast(Any, head), labels[task]) if task in labels else head for task, head in heads.items()}
+
+
+def read_labels(path: Path) -> dict[str, list[str]]:
+    """Read the names of classes: `{"EXPERT": ["NAME", ...], ...}`."""
     from merganser.errors import InputError
     from merganser.strict_json import read_json
 
-    if path is None:
-        return None
     try:
         content = read_json(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot read the labels: {error}") from None
-    if not isinstance(content, dict) or not all(isinstance(names, list) for names in content.values()):
-        raise InputError(f"{path}: labels must be an object of lists, one for each expert")
+    if not isinstance(content, dict) or not all(_is_list_of_text(names) for names in content.values()):
+        raise InputError(f'{path}: labels must look like {{"EXPERT": ["no", "yes"], ...}}')
     return content
+
+
+def _is_list_of_text(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)

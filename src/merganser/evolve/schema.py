@@ -14,12 +14,13 @@ from typing import Any, ClassVar, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from merganser.errors import InputError, did_you_mean
+from merganser.errors import InputError, closest, did_you_mean
 
 T = TypeVar("T")
 #: What pydantic calls types, in the words of YAML.
 _WORDS = {"Input should be": "must be", "a valid array": "a list", "an object": "a mapping", "a valid string": "text"}
 _TRIED = ("str", "float", "int", "bool")
+_UNKNOWN, _MISSING = "unexpected_keyword_argument", ("missing", "missing_argument")
 
 
 class SettingError(InputError, ValueError):
@@ -61,7 +62,10 @@ def from_document(kind: type[T], document: Any) -> T:
         # Strict JSON reads lists as tuples and mappings as records; strict Python values would have to be these.
         found: T = _adapter(cast(Hashable, kind)).validate_json(json.dumps(document, default=str))
     except ValidationError as error:
-        lines = dict.fromkeys(_describe_error(each, kind) for each in error.errors())
+        errors = error.errors()
+        meant = {_find_meant(each, kind) for each in errors if each["type"] == _UNKNOWN}
+        told = [each for each in errors if each["type"] not in _MISSING or tuple(each["loc"]) not in meant]
+        lines = dict.fromkeys(_describe_error(each, kind) for each in told)
         raise InputError("\n".join(lines)) from None
     return found
 
@@ -79,10 +83,10 @@ def _describe_error(error: Any, kind: Any) -> str:
         location.pop()
     where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
     parent, _, word = where.rpartition(".")
-    if error["type"] == "unexpected_keyword_argument":
+    if error["type"] == _UNKNOWN:
         prefix = f"{parent}: " if parent else ""
         return f"{prefix}unknown key {word!r}{did_you_mean(word, _list_keys(kind, location[:-1]))}"
-    if error["type"] in ("missing", "missing_argument"):
+    if error["type"] in _MISSING:
         return f"{parent}: {word!r} is missing" if parent else f"{word!r} is missing"
     if error["type"] == "value_error":
         return f"{where}: {error['ctx']['error']}" if where else str(error["ctx"]["error"])
@@ -92,6 +96,12 @@ def _describe_error(error: Any, kind: Any) -> str:
     for theirs, ours in _WORDS.items():
         said = said.replace(theirs, ours)
     return f"{where}: {said}, got {repr(error['input'])[:60]}"
+
+
+def _find_meant(error: Any, kind: Any) -> tuple[Any, ...]:
+    """Return the place of the key that an unknown key stands for: it is misspelt, not missing."""
+    *parent, word = error["loc"]
+    return (*parent, closest(str(word), _list_keys(kind, parent)))
 
 
 def _list_keys(kind: Any, location: list[str | int]) -> list[str]:

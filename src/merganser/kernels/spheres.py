@@ -123,7 +123,7 @@ def karcher(matrix: Reals, weights: Sequence[float], iterations: int, tolerance:
 
     On the unit sphere u ← exp_u(Σ w log_u(u_i)), from the normalised mean, until the tangent step is shorter than
     `tolerance`. Vectors shorter than `tolerance` have no direction and count only for the length. Vectors without
-    weight do not count.
+    weight do not count. Directions that cancel have no mean on the sphere: the result is then the plain Σ w x.
     """
     weight = np.asarray(weights, dtype=np.float64) / sum(weights)
     norms = np.sqrt(np.diag(matrix))
@@ -139,8 +139,8 @@ def karcher(matrix: Reals, weights: Sequence[float], iterations: int, tolerance:
         return _root(float(c @ cosines @ c))
 
     point = share
-    if length(point) < tolerance:
-        point = np.eye(len(norms))[int(valid.argmax())]
+    if length(point) <= tolerance:
+        return weight
     point = point / length(point)
     for _ in range(iterations):
         dots = np.clip(cosines @ point, -1, 1)

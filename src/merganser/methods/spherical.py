@@ -174,7 +174,8 @@ class MultiSlerp(Method):
 class Karcher(Method):
     """θ = (Σ w ‖θ_t‖) u, u the Karcher mean of the directions θ_t / ‖θ_t‖ on the sphere.
 
-    Iterates u ← exp_u(Σ w log_u(u_t)) from the normalised mean. The mean stays in the span of the models, so the
+    Iterates u ← exp_u(Σ w log_u(u_t)) from the normalised mean. Where the directions cancel, as of a model and its
+    negative, θ is the plain weighted mean. The mean stays in the span of the models, so the
     iterations run on the Gram matrix without a pass over the data. Karcher 1977, Riemannian center of mass.
     """
 

@@ -62,6 +62,8 @@ class Heads(nn.Module):
         self._widths: dict[str, int] = {}
         for task in tasks:
             head = self._heads[task]
+            if isinstance(head, nn.Linear):
+                self._check_names(task, head.out_features)
             if self._shared[task] == task and isinstance(head, nn.Module):
                 adopt(self, task, head)
 
@@ -69,6 +71,11 @@ class Heads(nn.Module):
         """Return the number of classes of a linear head; `None` for other heads."""
         head = self._heads[task]
         return head.out_features if isinstance(head, nn.Linear) else None
+
+    def names(self, task: str) -> tuple[str, ...] | None:
+        """Return the names of a head's classes; `None` if they have none."""
+        question = self._questions[task]
+        return question if isinstance(question, tuple) else None
 
     def logits(self, task: str, features: Tensor) -> Tensor:
         try:
@@ -158,11 +165,14 @@ class Heads(nn.Module):
         if owner not in self._widths:
             known = self.classes(owner)
             width = self.logits(owner, features[:1]).shape[1] if known is None else known
-            question = self._questions[owner]
-            if isinstance(question, tuple) and len(question) != width:
-                raise InputError(f"the head of {owner!r} has {width} classes, but {len(question)} names for them")
+            self._check_names(owner, width)
             self._widths[owner] = width
         return self._widths[owner]
+
+    def _check_names(self, task: str, width: int) -> None:
+        names = self.names(task)
+        if names is not None and len(names) != width:
+            raise InputError(f"the head of {task!r} has {width} classes, but {len(names)} names for them")
 
     def _users(self, owner: str) -> frozenset[str]:
         return frozenset(task for task in self.tasks if self._shared[task] == owner)

@@ -70,18 +70,16 @@ class _Server:
         self,
         model: AdaptiveModel,
         encode: Encode | None,
-        labels: Mapping[str, Sequence[str]],
         limits: Limits,
         token: str | None,
     ) -> None:
-        _check_labels(model, labels)
         self.model, self.encode, self.limits = model, encode, limits
         self._token = None if token is None else _check_token(token)
         self._disconnected = require("starlette.requests", "serve").ClientDisconnect
         # One thread, since the user's function may not be thread-safe, and outside the event loop.
         self._parsing = ThreadPoolExecutor(1, thread_name_prefix="merganser-parse")
         self.metrics = _Metrics()
-        works: dict[str, AnswerBatch] = {"predict": _predicting(model, labels), "route": _routing(model)}
+        works: dict[str, AnswerBatch] = {"predict": _predicting(model), "route": _routing(model)}
         # A model that routes per batch would give requests of different clients one set and one head.
         self.batcher = Batcher(works, limits, together=not model.settings.per_batch)
 
@@ -148,7 +146,6 @@ def create_app(
     model: AdaptiveModel,
     *,
     encode: Encode | None = None,
-    labels: Mapping[str, Sequence[str]] | None = None,
     limits: Limits | None = None,
     token: str | None = None,
 ) -> Any:
@@ -162,7 +159,6 @@ def create_app(
     Args:
         model: The adaptive model.
         encode: Turns the inputs of a request, for example texts, into the module's arguments.
-        labels: Names of the classes of each task's head.
         limits: Sizes, numbers and times that the server allows.
         token: If given, every path but `/healthz` requires `Authorization: Bearer TOKEN`.
 
@@ -170,7 +166,7 @@ def create_app(
         A `fastapi.FastAPI` application.
 
     Raises:
-        InputError: If labels do not fit the heads, or the token cannot be sent in a header.
+        InputError: If the token cannot be sent in a header.
 
     Example:
         >>> app = mg.routing.create_app(mg.routing.AdaptiveModel(encoder, library, heads))
@@ -178,7 +174,7 @@ def create_app(
     fastapi = require("fastapi", "serve")
     responses = require("fastapi.responses", "serve")
     Request = fastapi.Request
-    server = _Server(model, encode, labels or {}, limits or Limits(), token)
+    server = _Server(model, encode, limits or Limits(), token)
     # FastAPI's own pages load scripts from another server; with a token nothing describes the API.
     pages: dict[str, Any] = {"docs_url": None, "redoc_url": None, **({} if token is None else {"openapi_url": None})}
     app = fastapi.FastAPI(title="merganser", lifespan=server.lifespan, **pages)
@@ -251,7 +247,7 @@ async def _body(request: Any, limits: Limits) -> bytes:
         raise Refused(408, f"the body did not arrive within {limits.timeout:g} seconds") from None
 
 
-def _predicting(model: AdaptiveModel, labels: Mapping[str, Sequence[str]]) -> Callable[[Inputs], list[Answer]]:
+def _predicting(model: AdaptiveModel) -> Callable[[Inputs], list[Answer]]:
     def run(inputs: Inputs) -> list[Answer]:
         if model.heads is None:
             found: Prediction = model(inputs)
@@ -266,8 +262,8 @@ def _predicting(model: AdaptiveModel, labels: Mapping[str, Sequence[str]]) -> Ca
         for i, (task, chosen) in enumerate(zip(found.tasks, found.sets, strict=True)):
             label, score = int(classes[i]), float(scores[i])
             answer: Answer = {"task": task, "class": label, "score": score}
-            if task in labels:
-                answer["label"] = labels[task][label]
+            if names := model.heads.names(task):
+                answer["label"] = names[label]
             answers.append(answer | {"experts": [name for name in model.library.experts if name in chosen]})
         return answers
 
@@ -302,12 +298,3 @@ def _routed(routing: Routing, sample: int) -> Answer:
     weights = dict(zip(routing.tasks, routing.weights[sample].tolist(), strict=True))
     chosen = [task for task in routing.tasks if task in routing.sets[sample]]
     return {"experts": chosen, "weights": weights, "fallback": bool(routing.fallback[sample])}
-
-
-def _check_labels(model: AdaptiveModel, labels: Mapping[str, Sequence[str]]) -> None:
-    for task, names in labels.items():
-        if task not in model.library:
-            raise InputError(f"labels for {task!r}, which is not an expert{did_you_mean(task, model.library.experts)}")
-        classes = None if model.heads is None else model.heads.classes(task)
-        if classes is not None and classes != len(names):
-            raise InputError(f"{len(names)} labels for {task!r}, whose head has {classes} classes")

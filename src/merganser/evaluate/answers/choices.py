@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Sequence
 
 from merganser.evaluate.answers.marks import find_bold, find_marked, is_denied
@@ -93,7 +94,8 @@ def _find_leading(text: str, letters: str) -> str | None:
     """Return a letter at the beginning: alone, in brackets, or before punctuation; the words `A` and `I` do not
     count.
     """
-    match = re.match(rf"[\s\"'`*$]*{_PREFIX}[\"'`*$]*([(\[]?)([A-Za-z])(?![A-Za-z0-9])([)\].:,;]|\*\*)?", text, re.I)
+    text = text.lstrip(f"{string.whitespace}\"'`*$")
+    match = re.match(rf"{_PREFIX}[\"'`*$]*([(\[]?)([A-Za-z])(?![A-Za-z0-9])([)\].:,;]|\*\*)?", text, re.I)
     if not match or match[2].upper() not in letters or _is_denied_around(text, match.start(2), match.end(2)):
         return None
     rest = text[match.end() :]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 #: Phrases that announce an answer, in the languages of translated benchmarks.
 _PHRASES = (
-    r"(?:the\s+|my\s+)?(?:final\s+|correct\s+|right\s+|best\s+)*(?:answer|choice|option|result|solution)[\"'*_`]*"
+    r"(?:the\s+|my\s+)?(?:(?:final|correct|right|best)\s+){0,3}(?:answer|choice|option|result|solution)[\"'*_`]*"
     r"(?:\s+to\s+(?:the|this)\s+(?:question|problem))?\s*(?:is|was|are|will\s+be|would\s+be|=|:)",
     r"(?:la\s+)?(?:respuesta|soluci[oó]n|resposta|risposta|r[eé]ponse|solution)(?:\s+(?:final|finale|correcta|corretta"
     r"|correcte|correta))?\s*(?:es|est|è|é|:|=)",
@@ -30,6 +30,7 @@ _DENIAL_LENGTH = 40
 _HASHES = re.compile(r"####\s*([^\n]*)")
 _BOLD = re.compile(r"(\*\*|__)([^*\n]{1,60}?)\1")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
+_BARE_BOX_END = re.compile(r"\$|\\(?:boxed|fbox)")
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
@@ -65,15 +66,17 @@ def find_marked(text: str) -> list[str]:
 
     Returns:
         The content of boxes, of answer tags, text after `####`, then text after an announcement, to the end of its
-        sentence.
+        sentence or to the next announcement.
 
     Example:
         >>> find_marked("The answer is 5. Wait.\\n#### 18 apples")
         ['18 apples', '5']
     """
     announced = []
-    for match in _ANNOUNCED.finditer(text):
-        following = text[match.end() :].lstrip(" \t*:_`\"'")
+    announcements = list(_ANNOUNCED.finditer(text))
+    ends = [*(match.start() for match in announcements), len(text)][1:]
+    for match, end in zip(announcements, ends, strict=True):
+        following = text[match.end() : end].lstrip(" \t*:_`\"'")
         # An announcement may be on its own line, above the answer.
         line = following.lstrip().split("\n", 1)[0]
         if line.strip():
@@ -98,7 +101,8 @@ def _find_boxed(text: str) -> list[str]:
     ends = _find_closing_braces(text)
     for match in _BOX.finditer(text):
         if match[1] is None:
-            found.append(text[match.end() :].split("$")[0].strip())
+            end = _BARE_BOX_END.search(text, match.end())
+            found.append(text[match.end() : end.start() if end else len(text)].strip())
         elif match.start(1) in ends:
             found.append(text[match.end() : ends[match.start(1)]].strip())
     return [each for each in found if each]
