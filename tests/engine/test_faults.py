@@ -157,6 +157,12 @@ def test_a_full_disk_leaves_a_resumable_state(tmp_path: Path) -> None:
     assert digest(tmp_path / "out") == digest(tmp_path / "reference")
 
 
+def test_a_file_that_is_too_large_is_not_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(MerganserError, match="larger than .*ulimit -f.* smaller shard_size"):
+        merge(tmp_path / "out", Failing(12, code=errno.EFBIG))
+    merge(tmp_path / "out", resume=True)
+
+
 def test_a_torn_journal_line_is_forgotten(tmp_path: Path) -> None:
     merge(tmp_path / "reference")
     for cut in range(1, 40, 7):
@@ -282,7 +288,7 @@ def test_a_broken_link_is_refused_before_work_or_replaced(tmp_path: Path) -> Non
 def test_only_one_process_writes(tmp_path: Path) -> None:
     plan, _ = make_plan(MODELS, "linear")
     first = CheckpointWriter(Destination(tmp_path / "out"), plan, "x")
-    for options in ({"resume": True}, {"overwrite": True}):
+    for options in ({}, {"resume": True}, {"overwrite": True}):
         with pytest.raises(InputError, match="another process is writing there"):
             CheckpointWriter(Destination(tmp_path / "out", **options), plan, "x")
     first.abandon()

@@ -10,6 +10,8 @@ import torch
 import merganser as mg
 from merganser.checkpoints.base import TensorSpec
 from merganser.checkpoints.chat_templates import TEMPLATES
+from merganser.recipes.loading import load
+from merganser.recipes.planning import prepare
 
 EMBEDDING = "model.embed_tokens.weight"
 STAGE = "method: linear\nmodels: [ta, tb]\noutput: {tokenizer: tb, chat_template: chatml}\n"
@@ -80,3 +82,15 @@ def test_auto_counts_the_templates_of_nested_merges(family):
         "method: linear\nmodels: [tb, stage.yml, {recipe: stage.yml, label: again}]\noutput: {chat_template: auto}\n"
     )
     assert read("tokenizer_config.json")["chat_template"] == TEMPLATES["chatml"]
+
+
+@pytest.mark.parametrize(
+    ("models", "absent"), [("[bare, ta]", ["config.json", "tokenizer"]), ("[ta, bare]", []), ("[bare, bare2]", [])]
+)
+def test_files_that_the_first_model_lacks_are_noted(family, directory, tmp_path, models, absent):
+    specs = {EMBEDDING: TensorSpec((4, 2), torch.float32)}
+    directory("bare", specs), directory("bare2", specs)
+    document = {"method": "linear", "models": [f"{tmp_path}/{name}" for name in models.strip("[]").split(", ")]}
+    notes = [note for note in prepare(load(document)).plan.notes if "the output has no" in note]
+    assert [note.partition(",")[0].removeprefix("the output has no ") for note in notes] == absent
+    assert all("bare has none; copy that of" in note and note.endswith("ta") for note in notes)

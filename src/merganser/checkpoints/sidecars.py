@@ -212,6 +212,11 @@ def _render(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
+def has_tokenizer(directory: Path | None) -> bool:
+    """Return whether a directory has any file of a tokenizer."""
+    return directory is not None and bool(_to_copy(directory, _TOKENIZER_FILES))
+
+
 def code_files(directory: Path | None) -> list[str]:
     """Return the files with Python code that are copied with a model."""
     return [] if directory is None else sorted(_to_copy(directory, (*_match_model_code(directory), *_TOKENIZER_CODE)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from merganser.errors import MerganserError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Disk:
@@ -122,6 +122,11 @@ def explain(error: OSError, staging: Path) -> MerganserError:
         return MerganserError(
             f"no space left on the disk of {staging}: finished tensors are kept there; "
             "free some space and continue with resume=True"
+        )
+    if error.errno == errno.EFBIG:
+        return MerganserError(
+            f"a file in {staging} is larger than the file system or a limit (ulimit -f) allows: raise the limit and "
+            "continue with resume=True, or start again with a smaller shard_size and overwrite=True"
         )
     if error.errno == errno.EMFILE:
         return MerganserError(

@@ -22,7 +22,7 @@ from typing import Any
 from merganser.engine.directories import check_absent
 from merganser.engine.disk import Disk
 from merganser.engine.journal import Journal, read_records
-from merganser.engine.lock import Lock
+from merganser.engine.lock import Lock, lock_file
 from merganser.errors import InputError
 
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
@@ -46,6 +46,7 @@ class Staging:
         records = self._records()
         unfinished = bool(records) and not records[0].get("once")
         if unfinished and not (resume or overwrite):
+            self._refuse_running()
             kept = f", and the previous {self.out} in {self.replaced.name}/" if self._must_put_back() else ""
             raise InputError(
                 f"{self.path} contains an unfinished merge{kept}; resume=True continues it, overwrite=True starts again"
@@ -53,6 +54,12 @@ class Staging:
         if not (unfinished and resume):
             check_absent(self.out, overwrite)
         return unfinished and resume
+
+    def _refuse_running(self) -> None:
+        """Refuse an output that another process writes now: it is neither to be resumed nor to be started again."""
+        if self._lock is None and lock_file(self.out).exists():
+            with suppress(OSError):
+                Lock(self.out, self._disk).release()
 
     def is_idle(self) -> bool:
         """Return whether there is nothing to resume."""

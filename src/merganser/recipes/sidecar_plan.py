@@ -13,7 +13,15 @@ from merganser.checkpoints.cards import Lineage
 from merganser.checkpoints.chat_templates import TEMPLATES
 from merganser.checkpoints.gguf_config import gguf_config
 from merganser.checkpoints.json_file import read_config
-from merganser.checkpoints.sidecars import Edit, Null, Sidecars, TokenizerFiles, code_files, freeze_edits
+from merganser.checkpoints.sidecars import (
+    Edit,
+    Null,
+    Sidecars,
+    TokenizerFiles,
+    code_files,
+    freeze_edits,
+    has_tokenizer,
+)
 from merganser.checkpoints.submodules import SEPARATOR, module_weights, name_written_file, weights_stem
 from merganser.checkpoints.ties import untie_config
 from merganser.engine.plan import Output
@@ -63,7 +71,30 @@ def plan_sidecars(
         weights=weights_stem(table.config(0)),
         modules=modules,
     )
-    return sidecars, notes + remarks
+    return sidecars, notes + remarks + note_absent_files(table, speaker, bool(config))
+
+
+def note_absent_files(table: SourceTable, speaker: int, configured: bool) -> list[str]:
+    """Return notes on a config or a tokenizer that the output lacks and another model has.
+
+    Args:
+        table: The models; their first gives the output its config.
+        speaker: The model that gives its tokenizer.
+        configured: Whether the output's config is made of something else, such as the header of a GGUF file.
+    """
+    notes: list[str] = []
+    models = range(len(table.models))
+
+    def note(what: str, giver: int, others: Sequence[int]) -> None:
+        if others and table.checkpoints[giver].directory is not None:
+            label, other = table.models[giver].label, table.models[others[0]].label
+            notes.append(f"the output has no {what}, because {label} has none; copy that of {other}")
+
+    if not configured and not table.config(0):
+        note("config.json", 0, [i for i in models if table.config(i)])
+    if not has_tokenizer(table.tokenizer(speaker).directory):
+        note("tokenizer", speaker, [i for i in models if has_tokenizer(table.tokenizer(i).directory)])
+    return notes
 
 
 def _edit_config(
