@@ -111,11 +111,18 @@ def test_equally_many_rows_of_other_tokens_are_noted(directory, tmp_path):
         return recipes.plan(recipes.load(tmp_path / "recipe.yml")).notes
 
     assert notes("method: task_arithmetic\nbase: base\nmodels: [a, b, c, odd]") == (
-        "2 tokens have other numbers in b than in base, and rows are merged by number; set output.tokenizer to merge "
-        "them by token",
-        "1 tokens have other numbers in c than in base, and rows are merged by number; set output.tokenizer to merge "
-        "them by token",
+        "b numbers tokens differently from base (2 of them), and rows are merged by number; set output.tokenizer to "
+        "merge them by token",
+        "c numbers tokens differently from base (1 of them), and rows are merged by number; set output.tokenizer to "
+        "merge them by token",
+        "c has tokens that the output, with the tokenizer of base, will not know: w; set output.tokenizer to union to "
+        "keep them",
     )
+    # Tokens in rows that were padding, such as those of a chat template, are lost without a conflict.
+    directory("d", specs(6), {}, 0, {"tokenizer.json": tokenizer_json([*"uxyz", "<|im_end|>"])})
+    (lost,) = notes("method: task_arithmetic\nbase: base\nmodels: [d]")
+    assert "will not know: <|im_end|>; set output.tokenizer to union" in lost
+    assert not notes("method: task_arithmetic\nbase: d\nmodels: [base]")
     assert not notes("method: task_arithmetic\nbase: base\nmodels: [b]\noutput: {tokenizer: base}")
     mergekit = (
         "merge_method: linear\nmodels: [{model: a, parameters: {weight: 1}}, {model: b, parameters: {weight: 1}}]"

@@ -22,6 +22,7 @@ from merganser.checkpoints.token_bytes import match_tokens
 from merganser.checkpoints.tokenizer import Tokens, make_added_token
 from merganser.checkpoints.vocabulary import RowFit, VocabularyMap
 from merganser.errors import CheckpointError, RecipeError
+from merganser.excerpts import list_some
 from merganser.recipes.absent_tokens import (
     FITTED,
     check_absent,
@@ -196,7 +197,9 @@ def _find_names(table: SourceTable, model: int) -> dict[str, tuple[str, ...]]:
 
 
 def note_renumbered(recipe: Recipe, table: SourceTable) -> list[str]:
-    """Return notes on rows that are merged by number although they belong to different tokens."""
+    """Return notes on rows that are merged by number although they belong to different tokens, and on tokens that the
+    output's tokenizer does not know.
+    """
     if recipe.output.tokenizer is not None:
         return []
     notes = []
@@ -209,17 +212,23 @@ def note_renumbered(recipe: Recipe, table: SourceTable) -> list[str]:
         and all(_find_files(table, i))
         and not _is_same_file(table, i)
     ]
-    first = _read_ids(table, 0) if differing else {}
+    first, home = _read_ids(table, 0) if differing else {}, table.models[0].label
     for i in differing:
         own = _read_ids(table, i)
         if own == first:
             continue
+        label, key = table.models[i].label, recipe.places.rename("output.tokenizer")
         tokens = {row: token for token, row in first.items()}
         other = sum(tokens.get(row, token) != token for token, row in own.items())
         if other:
             notes.append(
-                f"{other} tokens have other numbers in {table.models[i].label} than in {table.models[0].label}, and "
-                f"rows are merged by number; set {recipe.places.rename('output.tokenizer')} to merge them by token"
+                f"{label} numbers tokens differently from {home} ({other} of them), and rows are merged by number; set "
+                f"{key} to merge them by token"
+            )
+        if first and (added := [token for token in own if token not in first]):
+            notes.append(
+                f"{label} has tokens that the output, with the tokenizer of {home}, will not know: "
+                f"{list_some(added, 3)}; set {key} to union to keep them"
             )
     return notes
 
