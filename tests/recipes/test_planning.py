@@ -363,6 +363,23 @@ output: {exclude: ["lm_head*", "*.nowhere"]}
     ]
 
 
+@pytest.mark.parametrize(
+    ("settings", "noted"),
+    [
+        ("parameters: {weight: [0.6, 0.4]}", ["parameters: weight"]),
+        ("parameters: {density: [0.6, 0.4], lambda: [0, 1]}", ["parameters: density"]),
+        ("overrides: [{match: '*', weight: [2, 1]}]", ["overrides[0]: weight"]),
+        ("parameters: {weight: [0.2, 0.8, 0.2]}", []),
+        ("parameters: {weight: {'*mlp*': 1, '*': 2}}", []),
+    ],
+)
+def test_lists_that_look_like_one_value_for_each_model_are_noted(hub, settings, noted):
+    text = f"method: ties\nbase: base\nmodels: [{{path: a, density: [0.2, 0.3]}}, b]\n{settings}"
+    notes = recipes.plan(recipes.load(text), hub()).notes
+    found = [note.partition(" is a gradient over depth, the same for all models")[0] for note in notes]
+    assert found == noted
+
+
 def test_scientific_notation_is_a_number(hub):
     made = recipes.plan(recipes.load("method: linear\nmodels: [a, b]\nparameters: {weight: 1e-3}"), hub())
     assert made.outputs[0].parameters == {"weight": [1e-3, 1e-3]}

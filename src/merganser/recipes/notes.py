@@ -10,9 +10,10 @@ from merganser.engine.merge import RuleKey, rule_key
 from merganser.engine.plan import Output
 from merganser.errors import RecipeError
 from merganser.methods.base import Method
+from merganser.methods.registry import parameters
 from merganser.recipes.resolve import find_override
 from merganser.recipes.schema import Recipe
-from merganser.recipes.settings import Choice, Setting, matches
+from merganser.recipes.settings import Choice, Gradient, Setting, matches
 from merganser.recipes.sources import SourceTable
 
 #: Share of the merged entries below which averaged kernels are not noted (a ViT's patch embedding).
@@ -63,6 +64,21 @@ def note_parametrised(outputs: Iterable[Output]) -> list[str]:
     ]
 
 
+def note_shared_gradients(recipe: Recipe, methods: Iterable[type[Method]]) -> Iterator[str]:
+    """Yield notes on lists that were probably meant as one value for each model: as many values as there are models,
+    in a place that all models share, of a parameter that every model may have for itself.
+    """
+    own = {name for method in methods for name, found in parameters(method).items() if found.per_model}
+    counts = {len(each.models) for part in recipe.parts for each in part.slices}
+    for where, shared in _walk_settings(recipe, entries=False):
+        for name, setting in shared.items():
+            if name in own and isinstance(setting, Gradient) and len(setting.values) in counts - {0, 1}:
+                yield (
+                    f"{where}: {name} is a gradient over depth, the same for all models; to give each model its own "
+                    f"{name}, write it beside the model"
+                )
+
+
 def note_unmatched_patterns(
     recipe: Recipe, present: Collection[str], sources: Collection[str], known: Collection[str]
 ) -> Iterator[str]:
@@ -88,8 +104,8 @@ def note_unmatched_patterns(
             globs = ", ".join(map(repr, override.match))
             yield f"{override.where}: {globs} matches no tensor that an earlier override does not"
     names = {*present, *sources}
-    for where, parameters in _walk_settings(recipe):
-        for parameter, setting in parameters.items():
+    for where, settings in _walk_settings(recipe):
+        for parameter, setting in settings.items():
             cases = setting.cases if isinstance(setting, Choice) else ()
             unmatched = [case.pattern for case in cases if case.pattern != "*" and not any(map(case.matches, names))]
             if len(unmatched) == len(cases) and not any(map(has_magic, unmatched)) and unmatched:
@@ -100,8 +116,8 @@ def note_unmatched_patterns(
             yield from (f"{where}: {parameter} for {pattern!r} matches no tensor" for pattern in unmatched)
 
 
-def _walk_settings(recipe: Recipe) -> Iterator[tuple[str, Mapping[str, Setting]]]:
-    """Yield the settings of a recipe, each with the name of its place."""
+def _walk_settings(recipe: Recipe, *, entries: bool = True) -> Iterator[tuple[str, Mapping[str, Setting]]]:
+    """Yield the settings of a recipe, each with the name of its place; `entries` includes those beside models."""
     yield "parameters", recipe.parameters
     for override in recipe.overrides:
         yield override.where, override.parameters
@@ -109,7 +125,8 @@ def _walk_settings(recipe: Recipe) -> Iterator[tuple[str, Mapping[str, Setting]]
         yield f"modules.{part.module}" if part.module else "parameters", part.parameters
         for each in part.slices:
             yield each.where, each.parameters
-            yield from ((entry.where, entry.parameters) for entry in each.models)
+            if entries:
+                yield from ((entry.where, entry.parameters) for entry in each.models)
 
 
 def note_unused_models(table: SourceTable, outputs: Iterable[Output]) -> list[str]:

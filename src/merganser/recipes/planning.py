@@ -13,6 +13,7 @@ from merganser.recipes import config_differences
 from merganser.recipes.notes import (
     note_averaged_kernels,
     note_parametrised,
+    note_shared_gradients,
     note_unmatched_patterns,
     note_unused_models,
 )
@@ -96,7 +97,8 @@ def _prepare(recipe: Recipe, open: Open) -> Merge:
     unmatched = note_unmatched_patterns(recipe, planner.names(), {s.name for o in outputs for s in o.inputs}, known)
     rows = vocabulary.notes if vocabulary is not None else note_renumbered(recipe, table)
     rules = planner.rules(outputs)
-    notes = [*nested, *relaid, *recipe.notes, *planner.notes, *unmatched, *rows, *remarks]
+    lists = note_shared_gradients(recipe, {type(rule) for rule in rules.values()})
+    notes = [*nested, *relaid, *recipe.notes, *planner.notes, *unmatched, *lists, *rows, *remarks]
     notes += [*note_averaged_kernels(outputs, rules), *note_parametrised(outputs)]
     result = Plan(
         models=(*table.models, *table.sides),
