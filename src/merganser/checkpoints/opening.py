@@ -62,8 +62,8 @@ def _open(reference: Reference, over: tuple[Path, ...]) -> Checkpoint:
     if not isinstance(reference, (str, os.PathLike)):
         if not isinstance(reference, torch.nn.Module):
             raise CheckpointError(
-                f"cannot open a {type(reference).__name__} as a checkpoint; expected a path, a hub id, an nn.Module or a"
-                " mapping from names to tensors"
+                f"cannot open a {type(reference).__name__} as a checkpoint; expected a path, a hub id, an nn.Module or "
+                "a mapping from names to tensors"
             )
         return Module(reference)
     text = os.fspath(reference)

@@ -6,14 +6,14 @@ import hmac
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
 import torch
 
-from merganser.errors import InputError, MerganserError, did_you_mean, first_line, require
+from merganser.errors import InputError, MerganserError, first_line, require
 from merganser.modules.inputs import Inputs
 from merganser.plain import plain
 from merganser.routing import documentation
