@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 import merganser as mg
@@ -52,6 +53,20 @@ def test_a_resumed_run_continues_the_first(run):
 def test_the_merge_is_that_of_the_list(run):
     globbed = mg.run(recipe(run, ["run/checkpoint-*"], parameters={"last": 2, "schedule": "linear"}), run / "a")
     assert torch.equal(mg.open(globbed)["w"], torch.full((3,), (1000.0 + 20000.0) / 2))
+
+
+def test_a_run_of_distributed_checkpoints(tmp_path):
+    """A trainer writes model and optimiser; the average is of the model over the last steps."""
+    walk = {step: torch.randn(4, 3, generator=torch.Generator().manual_seed(step)) for step in (800, 1000, 1200, 9000)}
+    for step, weight in walk.items():
+        state = {"model": {"w": weight}, "optimizer": {"state": {"w": {"exp_avg": weight}}}, "step": step}
+        dcp.save(state, checkpoint_id=tmp_path / f"step-{step}", no_dist=True)
+    entry = {"path": "step-*", "window": 8000}
+    found = mg.open(mg.run(recipe(tmp_path, [entry], parameters={"schedule": "sqrt"}), tmp_path / "out"))
+    assert found.names() == ["w"]
+    first, rate = 1 - (1 / 3) ** 0.5, 1 - (2 / 3) ** 0.5
+    expected = walk[1000] + first * (walk[1200] - walk[1000]) + rate * (walk[9000] - walk[1200])
+    torch.testing.assert_close(found["w"], expected)
 
 
 def test_settings_of_the_entry_are_those_of_every_match(run, monkeypatch):
