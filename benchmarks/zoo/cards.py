@@ -44,11 +44,15 @@ class Card:
         draft.replace(directory / "card.json")
 
 
-def read_card(directory: Path) -> Card | None:
+def read_card(directory: Path, schedule: Any = None) -> Card | None:
     """The card of a finished model, or None.
 
+    Args:
+        directory: Where the model is, or would be.
+        schedule: The dataclass of settings that it must have been trained with; by default any.
+
     Raises:
-        InputError: The card has other fields: the model was trained by another version of the zoo.
+        InputError: The model was trained by another version of the zoo, or with other settings.
     """
     path = directory / "card.json"
     if not path.exists():
@@ -59,7 +63,13 @@ def read_card(directory: Path) -> Card | None:
             f"{path}: written by another version (fields {', '.join(sorted(missing))}); "
             "remove its directory to train the model again"
         )
-    return Card(**stored)
+    card = Card(**stored)
+    if schedule is not None and card.training != asdict(schedule):
+        raise InputError(
+            f"{path}: trained with {card.training} instead of {asdict(schedule)}; "
+            "remove its directory to train the model again"
+        )
+    return card
 
 
 def add_locations(parser: argparse.ArgumentParser) -> None:

@@ -74,7 +74,7 @@ def accuracy(backbone: nn.Module, head: Mapping[str, Tensor], images: Images, ba
 def train(task: ImageTask, seed: int, schedule: ImageSchedule, cache: Path) -> Card:
     """Train one expert, or finish an interrupted one, or return the card of a finished one."""
     directory = expert_directory(cache, task.name, seed)
-    if card := read_card(directory):
+    if card := read_card(directory, schedule):
         return card
     directory.mkdir(parents=True, exist_ok=True)
     images = task.train.head(schedule.images)

@@ -78,7 +78,7 @@ def load_base(cache: Path) -> tuple[Any, Any]:
 def train(skill: Skill, skills: Sequence[Skill], seed: int, schedule: Schedule, cache: Path) -> Card:
     """Train one adapter, or finish an interrupted one, or return the card of a finished one."""
     directory = skill_directory(cache, skill.name, seed)
-    if card := read_card(directory):
+    if card := read_card(directory, schedule):
         return card
     before = score_base(skills, cache)
     directory.mkdir(parents=True, exist_ok=True)

@@ -75,7 +75,7 @@ def save_base(cache: Path) -> Path:
 def train(task: Task, seed: int, schedule: Schedule, cache: Path) -> Card:
     """Train one expert, or finish an interrupted one, or return the card of a finished one."""
     directory = expert_directory(cache, task.name, seed)
-    if card := read_card(directory):
+    if card := read_card(directory, schedule):
         return card
     directory.mkdir(parents=True, exist_ok=True)
     sentences, test = with_states(task.train.within(schedule.tokens)), with_states(task.test)

@@ -122,7 +122,7 @@ def train(
 ) -> Card:
     """Train one model, or finish an interrupted one, or return the card of a finished one."""
     directory = model_directory(cache, arch, dataset, seed)
-    if card := read_card(directory):
+    if card := read_card(directory, schedule):
         return card
     directory.mkdir(parents=True, exist_ok=True)
     checkpoint = directory / "checkpoint.pt"

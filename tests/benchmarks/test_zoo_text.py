@@ -155,7 +155,8 @@ def test_head_starts_small_by_its_seed() -> None:
 
 
 def test_expert_is_trained_saved_and_skipped(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    card = text.train(task, 0, text.Schedule(epochs=2, rate=3e-2, batch=8), tmp_path)
+    schedule = text.Schedule(epochs=2, rate=3e-2, batch=8)
+    card = text.train(task, 0, schedule, tmp_path)
     directory = text.expert_directory(tmp_path, "toy")
     names = sorted(p.name for p in directory.iterdir())
     assert names == ["card.json", "epoch1", "head.safetensors", "model.safetensors"]
@@ -176,7 +177,9 @@ def test_expert_is_trained_saved_and_skipped(task: Task, tmp_path: Path, monkeyp
     assert card.guards["distances"] == {"encoder.weight": pytest.approx(float(change), abs=1e-4)}
 
     monkeypatch.setattr(text, "fine_tune", lambda *_, **__: pytest.fail("trained again"))
-    assert text.train(task, 0, text.Schedule(epochs=2), tmp_path).scores == card.scores
+    assert text.train(task, 0, schedule, tmp_path).scores == card.scores
+    with pytest.raises(InputError, match=r"trained with .*'rate': 0.03.* remove its directory"):
+        text.train(task, 0, text.Schedule(epochs=2), tmp_path)
 
 
 def test_an_interrupted_expert_ends_like_a_whole_one(

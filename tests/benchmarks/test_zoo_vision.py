@@ -39,7 +39,8 @@ def run(cache: Path, squares: Split, schedule: vision.Schedule = SCHEDULE, seed:
 def test_card_and_weights_are_written_and_a_finished_model_is_skipped(
     tmp_path: Path, squares: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    card = run(tmp_path, squares, vision.Schedule(12, rate=0.05, batch=16, augment=False))
+    schedule = vision.Schedule(12, rate=0.05, batch=16, augment=False)
+    card = run(tmp_path, squares, schedule)
     directory = vision.model_directory(tmp_path, "mlp", "squares", 0)
     assert sorted(p.name for p in directory.iterdir()) == ["card.json", "model.safetensors"]
     stored = json.loads((directory / "card.json").read_text())
@@ -50,7 +51,7 @@ def test_card_and_weights_are_written_and_a_finished_model_is_skipped(
     assert vision.evaluate(model, squares)[0] == card.scores["test_accuracy"]
 
     monkeypatch.setattr(vision, "train_epoch", lambda *_: pytest.fail("trained again"))
-    assert run(tmp_path, squares).scores == card.scores
+    assert run(tmp_path, squares, schedule).scores == card.scores
 
 
 def test_an_interrupted_run_ends_like_a_whole_one(
