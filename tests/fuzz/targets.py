@@ -255,7 +255,8 @@ RACE = dumped(ANSWERS) + b"\n"
 
 def decision() -> bytes:
     score = Interval(0.5, 0.4, 0.6)
-    challenges = (Challenge("a", score), Challenge("b", score, "a", score))
+    by_task = {"quiz": 0.4, "sums": 0.6}
+    challenges = (Challenge("a", score, by_task), Challenge("b", score, by_task, "a", score))
     rungs = (Rung(4, {"a": 0.5, "b": float("nan")}),)
     remarks = (Remark("long", "a is long", ("a",)),)
     made = Decision(

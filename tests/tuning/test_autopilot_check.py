@@ -105,6 +105,8 @@ def test_every_merge_is_compared_with_the_model_that_is_the_hardest_to_beat():
     merges = [each for each in found.challenges[deciding.MODELS :] if each.against != PLAIN_MERGE.label]
     assert len(merges) >= deciding.FINALISTS
     assert {each.against for each in merges} <= {"a", "b"}
+    for each in found.challenges:
+        assert each.score.value == pytest.approx(np.mean(list(each.by_task.values()))), "a score is the mean over tasks"
 
 
 def test_the_scale_moves_on_while_all_questions_rate_it_higher():

@@ -157,13 +157,15 @@ def _write(recipe: dict[str, Any], out: Path, overwrite: bool, memory: int, devi
 
 
 def _show(decision: Decision, out: Path, beside: Path) -> None:
-    from merganser.report.autopilots import challenge_table, race_table
+    from merganser.report.autopilots import challenge_table, is_mean, race_table, task_table
 
     found = decision.to_dict()
     if decision.rungs:
         say(f"race, first {SHOWN} of {len(race_table(found).rows)}:\n{race_table(found, SHOWN).text()}\n")
     if decision.challenges:
         say(f"on unseen questions:\n{challenge_table(found).text()}\n")
+    if is_mean(found):
+        say(f"by task, of which the score is the mean:\n{task_table(found).text()}\n")
     say(f"{decision.text}.")
     if decision.recipe is not None:
         say(f"wrote {out}")

@@ -51,6 +51,9 @@ def fill_decision(page: Page, found: Mapping[str, Any]) -> None:
     if found["challenges"]:
         page.heading("On unseen questions")
         page.add(challenge_table(found))
+        if is_mean(found):
+            page.text("Each score is the mean over the tasks:")
+            page.add(task_table(found))
         scores = {c["label"]: c["score"] for c in found["challenges"]}
         dots = [Dot(label, score["value"], score["low"], score["high"]) for label, score in scores.items()]
         page.chart(dot_plot(dots, "score", caption="Scores on unseen questions with 95 % intervals."))
@@ -86,12 +89,26 @@ def challenge_table(found: Mapping[str, Any]) -> Table:
     return Table(["contender", "score", "95 %", "gain", "95 %", "over", "verdict"], rows)
 
 
+def is_mean(found: Mapping[str, Any]) -> bool:
+    """Return whether scores are means over several tasks."""
+    return any(len(challenge["by_task"]) > 1 for challenge in found["challenges"])
+
+
+def task_table(found: Mapping[str, Any]) -> Table:
+    """Return the score of every contender on the unseen questions of each task."""
+    by_label = {c["label"]: c["by_task"] for c in found["challenges"]}
+    tasks = list(next(iter(by_label.values())))
+    return Table(["contender", *tasks], [[label, *(own[task] for task in tasks)] for label, own in by_label.items()])
+
+
 def race_table(found: Mapping[str, Any], limit: int | None = None) -> Table:
     """Return every contender with its last score, the number of questions per task, and why it left."""
     rejected = found["rejected"] or {}
-    columns = ["contender", "score", "questions per task", *(["left the race"] if rejected else [])]
+    columns = ["contender", "score", "questions per task", "left the race"]
     rows = [[label, score, budget, rejected.get(label, "")] for label, (budget, score) in _find_last(found).items()]
-    return Table(columns, [row[: len(columns)] for row in rows[:limit]])
+    shown = rows[:limit]
+    width = len(columns) - (not any(row[-1] for row in shown))
+    return Table(columns[:width], [row[:width] for row in shown])
 
 
 def race_chart(found: Mapping[str, Any]) -> str:

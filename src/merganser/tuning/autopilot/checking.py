@@ -55,15 +55,19 @@ class Finals:
         if contender.is_merge:
             self.merges[contender.label] = contender
 
-    def compare(self, one: Contender, other: Contender) -> Challenge:
-        """Return by how much one is better than the other on unseen questions."""
+    def judge(self, one: Contender, other: Contender | None = None) -> Challenge:
+        """Return the score on unseen questions, and by how much it is better than that of another."""
         own, objective = self.answers[one.label], self.board.objective
+        score = objective_interval(objective, own)
+        by_task = {task: float(values.mean()) for task, values in own.items()}
+        if other is None:
+            return Challenge(one.label, score, by_task)
         gain = paired_interval(objective, own, self.answers[other.label])
-        return Challenge(one.label, objective_interval(objective, own), other.label, gain, gain.verdict == "better")
+        return Challenge(one.label, score, by_task, other.label, gain, gain.verdict == "better")
 
     def compare_with_models(self, merge: Contender) -> Challenge:
         """Return the comparison with the model that is the hardest to beat."""
-        return min((self.compare(merge, each) for each in self.models), key=lambda own: own.gain.low if own.gain else 0)
+        return min((self.judge(merge, each) for each in self.models), key=lambda own: own.gain.low if own.gain else 0)
 
     def overall(self, contender: Contender) -> float:
         """Return the score on the questions of the race and the unseen ones."""
@@ -130,10 +134,8 @@ def check(
             if plain.label not in found.merges:
                 found.ask(plain)
                 challenges.append(found.compare_with_models(plain))
-            challenges.append(found.compare(kept, plain))
+            challenges.append(found.judge(kept, plain))
             if found.compare_with_models(plain).better and not challenges[-1].better:
                 kept = plain
-    alone = (
-        Challenge(each.label, objective_interval(board.objective, found.answers[each.label])) for each in found.models
-    )
+    alone = (found.judge(each) for each in found.models)
     return CheckResult((*alone, *challenges), kept, best, board.cost(0, count, unseen=True))

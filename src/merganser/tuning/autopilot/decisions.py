@@ -22,6 +22,7 @@ class Challenge(Result):
     Attributes:
         label: The contender.
         score: Its score, with a 95 % interval.
+        by_task: Its score on each task.
         against: The label it was compared with; None for the first, the best single model.
         gain: The difference, question by question, with a 95 % interval.
         better: Whether it is better beyond the interval.
@@ -29,6 +30,7 @@ class Challenge(Result):
 
     label: str
     score: Interval
+    by_task: dict[str, float]
     against: str | None = None
     gain: Interval | None = None
     better: bool = False

@@ -93,6 +93,6 @@ def experience(experts: int) -> str:
     return (
         f"In {len(MEASURED)} measured sets of {min(sizes)} to {max(sizes)} experts ({kinds}) it kept {min(kept):.0%} "
         f"to {max(kept):.0%} of their accuracy, and was {fmean(behind):.0f} points behind the best method at its best "
-        f"scale on average, at most {max(behind):.0f}. On a new kind of model, expect {fmean(blind):.0f} points: so "
-        "far behind was a default that was chosen without that kind"
+        f"scale on average, at most {max(behind):.0f}. For another kind of model, expect {fmean(blind):.0f} points: in "
+        "each set, a default chosen by the other kinds alone was so far behind on average"
     )

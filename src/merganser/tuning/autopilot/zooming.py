@@ -30,6 +30,8 @@ CARRIED = 3
 FINEST = 1 / 8
 #: The largest distance, in octaves, of two scales whose common answers a scale in between takes over.
 REACH = 1 / 2
+#: Why a merge leaves the race although its method stays.
+OUTSCALED = "other scales are better"
 
 
 def later_rungs(methods: int, ends: Sequence[int], cost: Callable[[int, int], int]) -> int:
@@ -107,7 +109,7 @@ class MergeRace:
             for method, own in self.methods.items():
                 order = sorted(own, key=self.height, reverse=True)
                 self.methods[method] = [each for each in own if each in order[:CARRIED]]
-                self.leave(order[CARRIED:], "other scales of it are better")
+                self.leave(order[CARRIED:], OUTSCALED)
         for own in self.methods.values():
             order = sorted(own, key=lambda each: each.scale)
             self.ask([order[0], *order[:0:-1]], count, reserved)
@@ -189,4 +191,6 @@ def race_merges(
         for count, own in race.answers.items()
         if own and count <= race.count
     ]
-    return race.finalists(), Heat([*race.asked.values()], rungs, race.why, stopped)
+    finalists = race.finalists()
+    race.leave([each for own in race.methods.values() for each in own if each not in finalists], OUTSCALED)
+    return finalists, Heat([*race.asked.values()], rungs, race.why, stopped)
