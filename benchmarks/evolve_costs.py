@@ -101,9 +101,11 @@ class Setting:
         return Space(parameters, models=tuple(self.experts))
 
     def learned(self) -> dict[str, dict[str, float]]:
-        """What fine-tuning gained, by skill."""
+        """What fine-tuning gained, and at which rate, by skill."""
         cards = {name: read_card(directory) for name, directory in self.experts.items()}
-        return {name: card.guards | card.scores for name, card in cards.items() if card}
+        return {
+            name: card.guards | card.scores | {"rate": card.training["rate"]} for name, card in cards.items() if card
+        }
 
     def design(self, way: Way, seed: int) -> Design:
         tasks = {}

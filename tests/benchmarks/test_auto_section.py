@@ -12,7 +12,7 @@ import torch
 from benchmarks import auto, auto_defaults, auto_simulations
 from benchmarks.records import stored
 from benchmarks.reporting.parts import Table, Text
-from benchmarks.reporting.sections.auto import parts, simulated
+from benchmarks.reporting.sections.auto import parts, shares_within_error, simulated
 from merganser.errors import InputError
 from merganser.tuning.autopilot import defaults
 from merganser.tuning.autopilot.contenders import METHODS
@@ -135,4 +135,9 @@ def test_a_simulated_exam_tells_how_far_both_choices_are_below_the_best() -> Non
     assert auto_simulations.simulate(zoo, 0) == pytest.approx((0, 0), abs=1e-6), "one method is far better at any scale"
     results = {"text": {"error": 0.01, "grid": [0.01, 0.03], "autopilot": [0.02, 0.05]}}
     (table,) = [part for part in simulated(results) if isinstance(part, Table)]
-    assert table.rows == [["text", "2.00 ± 1.00", "3.50 ± 1.50", "1.50 ± 0.50", "50.0"]]
+    assert table.rows == [["text", "2.00 ± 1.00", "3.50 ± 1.50", "1.50 ± 0.50", "50.0", "50.0"]]
+
+
+def test_a_second_grid_is_not_always_within_the_error_of_the_first() -> None:
+    own = {"error": 0.01, "grid": [0.0, 0.01, 0.03], "autopilot": [0.01, 0.02, 0.05]}
+    assert shares_within_error(own) == (pytest.approx(2 / 3), pytest.approx(4 / 6)), "of six ordered pairs of grids"

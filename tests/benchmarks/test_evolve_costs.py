@@ -32,7 +32,7 @@ def results():
         "pool": 80,
         "trials": 24,
         "method": "ties",
-        "fine_tuning": {"questions": {"base": 0.2, "questions_right": 0.8}},
+        "fine_tuning": {"questions": {"base": 0.2, "questions_right": 0.8, "rate": 5e-5}},
     }
     return found, full
 
@@ -60,4 +60,8 @@ def test_the_section_says_whether_the_goal_is_met(results):
     texts = {part.text.split(":")[0]: part.text for part in written if isinstance(part, Text)}
     assert texts["Race"].endswith(": met.")
     assert texts["Race, soft"].endswith(": not met.")
+    assert (
+        "questions 20.0 → 80.0 %; learning rate 5e-05,"
+        in texts["Whole studies, from opening the checkpoints to the winner"]
+    )
     assert "nan" not in "\n".join(map(markdown.write, written))

@@ -282,10 +282,10 @@ def test_without_data_there_is_a_default_and_a_reason():
     base, experts, _ = skilled(3)
     weights, decision = mg.tuning.auto(experts, base)
     assert decision.verdict == "no evidence"
-    assert decision.kept == "iso_c scale=1.73", "3/√3"
+    assert decision.kept == "ace scale=0.866", "1.5/√3"
     assert "no evidence to choose" in decision.text
     assert "measured sets of 3 to 20 experts" in decision.text
-    assert torch.equal(weights["weight"], mg.merge(experts, "iso_c", base, scale=1.73)["weight"])
+    assert torch.equal(weights["weight"], mg.merge(experts, "ace", base, scale=0.866)["weight"])
     two = {name: experts[name] for name in ("task0", "task1")}
     weights, decision = mg.tuning.auto(list(two.values()), base)
     assert decision.kept == "task_arithmetic scale=0.5"

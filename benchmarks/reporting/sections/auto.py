@@ -36,7 +36,8 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
         f"{percent(best['error'])} (one standard error). The autopilot's winner is within one standard error of it, or "
         f"better, in {len(close)} of {len(runs)} runs, with at most {percent(share)} % of the grid's questions. Goal "
         f"(within one standard error at 10 % of the questions): "
-        f"{'met' if len(close) == len(runs) and share <= GOAL else 'not met'}."
+        f"{'met' if len(close) == len(runs) and share <= GOAL else 'not met'}. How often to expect this of other "
+        "questions is estimated [below](#the-autopilot-in-simulated-exams)."
     )
     if luck := results.get("luck"):
         same = sum(behind <= best["error"] for behind in luck)
@@ -92,17 +93,33 @@ def simulated(results: Mapping[str, Any]) -> Iterator[Part]:
         f"With as many questions, is a better choice possible at all? In {runs} simulated exams of each zoo, the true "
         "accuracies are those of the measured grids, smoothed, and answers of similar merges are alike, so that it is "
         "known how far a choice is below the best merge. A full grid misses it too, as its best merge is partly the "
-        "luckiest one. The last column says how often the autopilot is within one standard error of the measured exam "
-        "behind the grid, or better."
+        "luckiest one. The last two columns say how often a choice is within one standard error of the measured exam "
+        "behind the grid's, or better: that of the autopilot on the same questions, and that of a second full grid on "
+        "other questions, which is what chance leaves of the goal at any cost."
     )
     cells = []
     for name, own in results.items():
         below = [np.array(own[kind]) for kind in ("grid", "autopilot")]
         behind = below[1] - below[0]
         means = (f"{100 * each.mean():.2f} ± {100 * _error(each):.2f}" for each in (*below, behind))
-        cells.append([name, *means, percent(float((behind <= own["error"]).mean()))])
-    columns = ["zoo", "grid, points below the best", "autopilot", "autopilot behind grid", "within one error, %"]
+        cells.append([name, *means, *(percent(share) for share in shares_within_error(own))])
+    columns = [
+        "zoo",
+        "grid, points below the best",
+        "autopilot",
+        "autopilot behind grid",
+        "autopilot within one error, %",
+        "second grid, %",
+    ]
     yield Table(columns, cells, "Simulated exams; ± is one standard error over exams")
+
+
+def shares_within_error(own: Mapping[str, Any]) -> tuple[float, float]:
+    """Return how often the autopilot, and a full grid of another exam, are within one error behind the grid."""
+    grid, autopilot = (np.array(own[kind]) for kind in ("grid", "autopilot"))
+    others = ~np.eye(len(grid), dtype=bool)
+    again = (grid[:, None] - grid)[others]
+    return float((autopilot - grid <= own["error"]).mean()), float((again <= own["error"]).mean())
 
 
 def _error(values: np.ndarray) -> float:

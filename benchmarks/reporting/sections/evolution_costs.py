@@ -9,6 +9,8 @@ from benchmarks.reporting.formats import percent
 from benchmarks.reporting.parts import Part, Table, Text
 
 FULL = "full"
+#: The learning rate of fine-tunes in results that do not name it.
+UNTOLD_RATE = 5e-4
 METHODS = {
     "task_arithmetic": "task arithmetic, with for each of them a weight at two points of depth",
     "ties": "TIES, with a density, a scale and for each of them a weight at two points of depth",
@@ -23,17 +25,25 @@ def is_met(results: Mapping[str, Any], way: str) -> bool:
     )
 
 
+def fine_tunes(learned: Mapping[str, Mapping[str, float]]) -> str:
+    """What fine-tunes of stories15M learned, and at which rate."""
+    gains = ", ".join(
+        f"{name} {percent(each['base'])} → {percent(each[f'{name}_right'])} %" for name, each in learned.items()
+    )
+    rate = max(each.get("rate", UNTOLD_RATE) for each in learned.values())
+    return (
+        f"fine-tunes of stories15M ({gains}; learning rate {rate:g}, which decides how much they "
+        "[forget](experts.md#forgetting-a-new-skill-against-earlier-ones))"
+    )
+
+
 def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     ways = results["ways"]
     seeds = len(ways[FULL]["runs"])
     counted = "one seed" if seeds == 1 else f"{seeds} seeds"
-    gains = ", ".join(
-        f"{name} {percent(each['base'])} → {percent(each[f'{name}_right'])} %"
-        for name, each in results["fine_tuning"].items()
-    )
     yield Text(
-        f"Whole studies, from opening the checkpoints to the winner: two fine-tunes of stories15M ({gains}) are merged "
-        f"by {METHODS[results['method']]}; {results['trials']} "
+        "Whole studies, from opening the checkpoints to the winner: two "
+        f"{fine_tunes(results['fine_tuning'])} are merged by {METHODS[results['method']]}; {results['trials']} "
         f"trials by a genetic algorithm, {results['pool']} items to search on, {counted}, one thread. *Before* means "
         "that every option is asked as a whole sequence and that nothing is raced or re-ranked. Winners are scored on "
         f"{results['unseen']} items that no search has seen, the same for all ways, so that losses are paired item by "

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.reporting.formats import percent
 from benchmarks.reporting.parts import Axis, Figure, Lines, Part, Table, Text
+from benchmarks.reporting.sections.evolution_costs import fine_tunes
 
 EVOLVED = "evolved"
 
@@ -21,13 +22,9 @@ def verdict(gain: Mapping[str, float]) -> str:
 
 def parts(results: Mapping[str, Any]) -> Iterator[Part]:
     models, skills = results["models"], list(results["unseen"])
-    learned = ", ".join(
-        f"{name} {percent(each['base'])} → {percent(each[f'{name}_right'])} %"
-        for name, each in results["fine_tuning"].items()
-    )
     items = ", ".join(f"{count} of {name}" for name, count in results["unseen"].items())
     yield Text(
-        f"Two fine-tunes of stories15M ({learned}) become one model. Everything is tuned on the same "
+        f"Two {fine_tunes(results['fine_tuning'])} become one model. Everything is tuned on the same "
         f"{sum(results['pool'].values())} items and scored on {items} that nothing has seen, so that differences are "
         "paired item by item. *Evolved* is TIES with a density, a scale and for each model a weight at two points "
         "of depth, by a genetic algorithm; the other merges take the best of a grid; *few-shot* is the base with "
