@@ -51,6 +51,7 @@ def test_the_goal_is_met_only_within_the_error_and_the_share() -> None:
 def test_the_luck_of_the_grid_is_beside_that_of_the_autopilot() -> None:
     assert "luck" not in text_of(RESULTS)
     assert "in 3 of 4 cases, and on average 1.5 points behind" in text_of(RESULTS | {"luck": [0.0, 0.02, -0.01, 0.05]})
+    assert "in 2 of 2 cases, and on average 2.0 points above" in text_of(RESULTS | {"luck": [0.0, -0.04]})
 
 
 def test_the_winners_of_samples_are_compared_on_test_questions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,10 +34,13 @@ def test_two_encoders_start_with_the_method_that_keeps_most() -> None:
     assert first("two classifiers or encoders of one base") == max(scores, key=lambda name: scores[name])
 
 
-def test_language_models_start_with_the_method_that_is_best_tuned_and_untuned() -> None:
+def test_language_models_start_with_the_method_that_is_best_untuned_and_go_on_to_the_best_tuned() -> None:
     scores = of_three()["language models"]
-    name = first("three or more language models of one base")
-    assert scores[name] == tuple(max(column) for column in zip(*scores.values(), strict=True))
+    start, more = ROWS["three or more language models of one base"]
+    best, second = (max(scores, key=lambda name: scores[name][column]) for column in (0, 1))
+    assert start == [second]
+    assert best in more
+    assert scores[best][0] - scores[second][0] < 0.035, "one standard error of a score"
     tried = {
         row: found["scores"]["mean"]["value"] for row, found in stored("evolve_skills")["results"]["models"].items()
     }

@@ -40,11 +40,11 @@ def parts(results: Mapping[str, Any]) -> Iterator[Part]:
         "questions is estimated [below](#the-autopilot-in-simulated-exams)."
     )
     if luck := results.get("luck"):
-        same = sum(behind <= best["error"] for behind in luck)
+        same, behind = sum(each <= best["error"] for each in luck), 100 * sum(luck) / len(luck)
         yield Text(
             f"How much of this is luck: on other samples of as many {questions} (drawn with replacement), the best of "
             f"the grid is within one standard error of this one, or better, in {same} of {len(luck)} cases, and on "
-            f"average {100 * sum(luck) / len(luck):.1f} points behind it."
+            f"average {abs(behind):.1f} points {'behind' if behind > 0 else 'above'} it."
         )
     cells = [
         [
