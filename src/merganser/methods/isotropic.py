@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 class Isotropic(MatrixRule):
     """The common part of the two rules. For CLIP models, a `scale` between 1.0 and 1.5 works well."""
 
+    fresh = True
     tolerance: float = param(TOLERANCE, "relative size below which a direction counts as absent", low=0, high=1)
     exact: bool = param(False, "compute with large matrices in float64")
 

@@ -7,7 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from merganser.checkpoints.base import TensorSpec
 from merganser.lazy import torch
@@ -34,6 +34,8 @@ class MatrixRule(TaskVectorMethod):
     """
 
     reach = "whole"
+    #: Whether nothing else holds what `combine` returns, so that the base may be added to it in place.
+    fresh: ClassVar[bool] = False
 
     weight: tuple[float, ...] = per_model(1.0, "factor of each model's task vector")
     scale: float = param(1.0, "factor of the merged task vector", aliases=("lambda",))
@@ -47,7 +49,8 @@ class MatrixRule(TaskVectorMethod):
             merged = sum_of(deltas.full()) / len(weights)
         else:
             merged = self.combine(deltas).view(group.anchor.shape)
-        return torch.add(group.anchor, merged.to(group.anchor.dtype), alpha=self.scale)
+        merged = merged.to(group.anchor.dtype)
+        return torch.add(group.anchor, merged, alpha=self.scale, out=merged if self.fresh else None)
 
     def applies(self, name: str, shape: tuple[int, ...]) -> bool:
         """Return whether the tensor is merged as a matrix."""
@@ -84,6 +87,13 @@ class WeightedDeltas(Sequence["Tensor"]):
     def __getitem__(self, index: Any) -> Any:
         return self._delta(index).flatten(1)
 
+    def compute(self, index: int, out: Tensor | None = None) -> Tensor:
+        """Return a task matrix, in the place of another one that is no longer needed if `out` is given.
+
+        The system takes several times as long to hand out fresh memory as a difference to fill it.
+        """
+        return self._delta(index, None if out is None else out.view(self._group.anchor.shape)).flatten(1)
+
     def __iter__(self) -> Iterator[Tensor]:
         return (self[index] for index in range(len(self)))
 
@@ -99,8 +109,8 @@ class WeightedDeltas(Sequence["Tensor"]):
     def shape(self) -> tuple[int, int]:
         return matrix_shape(tuple(self._group.anchor.shape))
 
-    def _delta(self, index: int) -> Tensor:
-        delta = self._group.models[index] - self._group.anchor
+    def _delta(self, index: int, out: Tensor | None = None) -> Tensor:
+        delta = torch.sub(self._group.models[index], self._group.anchor, out=out)
         return delta if self._weights[index] == 1 else delta.mul_(self._weights[index])
 
 

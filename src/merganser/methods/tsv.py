@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from merganser.checkpoints.base import TensorSpec
 from merganser.kernels.leading import leading_svd
@@ -45,6 +45,7 @@ class TSV(MatrixRule):
 
     name = "tsv"
     summary = "low-rank task matrices whose singular vectors are made orthogonal across tasks"
+    fresh = True
 
     exclude: tuple[str, ...] = param(("*text_projection*",), "patterns of tensor names that are averaged instead")
     rank_fraction: float | None = param(None, "share of the components kept per model; 1/T if absent", low=0, high=1)
@@ -93,9 +94,12 @@ def decompose(matrices: Sequence[Tensor], k: int, exact: bool = False) -> list[F
     # One place for the float32 factors of all tasks, so that they need not be copied to be orthogonalised together.
     tasks = len(matrices)
     places = [torch.empty(tasks, min(k, *shape), side, dtype=torch.float32, device="cpu") for side in shape]
+    spare: list[Tensor | None] = [None] * tasks
 
     def put_in_place(index: int) -> Factors:
-        u, s, v = factors = leading_svd(matrices[index], k).above(FLOOR)
+        matrix = matrices.compute(index, spare.pop()) if isinstance(matrices, WeightedDeltas) else matrices[index]
+        u, s, v = factors = leading_svd(matrix, k).above(FLOOR)
+        spare.append(matrix)
         if s.dtype != torch.float32:
             return factors
         u, v = (place[index, : s.numel()].copy_(side.T).T for place, side in zip(places, (u, v), strict=True))
@@ -156,9 +160,15 @@ def _product_of_narrow(factors: Factors, tolerance: float, limit: float) -> Tens
     u, s, v = factors
     if u.shape[0] < v.shape[0]:
         return _product_of_narrow(factors.T, tolerance, limit).T
-    left, right = side_by_side(partial(_narrow_root, tolerance=tolerance, limit=limit), (u, v))
-    inner = _polar_factor(v, right, right.precision(torch.float32)).to(torch.float32).T.mul_(s[:, None])
-    del right
+    left_root = partial(_narrow_root, u, tolerance, limit)
+
+    def scaled_right() -> Tensor:
+        right = _narrow_root(v, tolerance, limit)
+        return _polar_factor(v, right, right.precision(torch.float32)).to(torch.float32).T.mul_(s[:, None])
+
+    # One after the other if threads are few: the first decomposition is gone before the second needs its memory.
+    steps: tuple[Callable[[], Any], ...] = (scaled_right, left_root)
+    inner, left = side_by_side(lambda step: step(), steps)
     precision = left.precision(torch.float32)
     if u.shape[0] >= u.shape[1] and precision == torch.float32:
         return left.polar_factor_times(u, inner)
