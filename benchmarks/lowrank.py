@@ -118,7 +118,10 @@ def merging(
         deltas = [task_matrix(shape, 1000 * index + task) for task in range(tasks)]
         base = torch.zeros(shape).fill_(0)  # an input as well: its pages must be there before memory is measured
         row: dict[str, Any] = {"shape": list(shape)}
-        functions = {"ours": partial(ours, method, deltas, base), "published": partial(published.METHODS[method], deltas)}
+        functions = {
+            "ours": partial(ours, method, deltas, base),
+            "published": partial(published.METHODS[method], deltas),
+        }
         if extrapolate:
             row["published"], row["published_processor"] = EXTRAPOLATIONS[method](deltas)
             del functions["published"]

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import merganser as mg
+from benchmarks.published import METHODS
 from merganser.kernels.spectra import top_svd
-from merganser.methods.duplicates import APART, SAME, average_over_groupings, distance
+from merganser.methods.duplicates import APART, SAME, Sketches, average_over_groupings, distance
 
 
 def published(deltas, k):
@@ -57,13 +58,51 @@ def test_the_merge_is_continuous_in_the_distance_of_two_experts(seed, others):
         np.testing.assert_allclose(found[0], truncated, atol=1e-9)
 
 
-@pytest.mark.parametrize("method", ["tsv", "iso_cts"])
-@pytest.mark.parametrize("size", [1e-6, 1e-5, 1e-4])
-def test_near_duplicates_count_as_one(method, size):
-    """The published rule returns the expert with noise of its own norm."""
-    (first,), rng = experts(1, 3)
-    one = merged([first, first], method)
-    assert np.linalg.norm(merged([first, nearby(first, size, rng)], method) - one) < 60 * size * np.linalg.norm(one)
+@settings(max_examples=4, deadline=None)
+@given(seed=st.integers(0, 999), others=st.integers(0, 1))
+@pytest.mark.parametrize("method", ["tsv", "iso_c", "iso_cts", "star", "svc", "wudi"])
+def test_near_duplicates_count_as_one(method, seed, others):
+    """The published TSV-Merge and Iso-CTS return the expert with noise of its own norm. The others do not."""
+    (first, *rest), rng = experts(1 + others, seed)
+    same = merged([first, first, *rest], method)
+    for size in np.logspace(-6, -1, 16):
+        change = np.linalg.norm(merged([first, nearby(first, size, rng), *rest], method) - same)
+        if size <= SAME / 2 or method not in ("tsv", "iso_cts"):
+            assert change < 10 * size * np.linalg.norm(same)
+
+
+@settings(max_examples=4, deadline=None)
+@given(seed=st.integers(0, 999), others=st.integers(0, 1))
+def test_iso_cts_tells_experts_apart_by_their_own_distance(seed, others):
+    """Not by that of what common directions leave of them, where the same difference is many times larger."""
+    (first, *rest), rng = experts(1 + others, seed)
+    same = merged([first, first, *rest], "iso_cts")
+    found = [merged([first, nearby(first, size, rng), *rest], "iso_cts") for size in (0.8 * SAME, 3e-3, 1.3 * APART)]
+    below, between, above = (np.linalg.norm(one - same) / np.linalg.norm(same) for one in found)
+    assert below < 10 * SAME
+    assert 1.3 * below < between < 0.85 * above
+
+
+def test_iso_cts_of_experts_further_apart_is_as_published():
+    (first, second), rng = experts(2, 4)
+    deltas = [first, nearby(first, 1.3 * APART, rng), second]
+    expected = METHODS["iso_cts"]([torch.from_numpy(delta) for delta in deltas])
+    np.testing.assert_allclose(merged(deltas, "iso_cts"), expected, atol=1e-6)
+
+
+def test_sketches_estimate_distances():
+    (first, second), rng = experts(2, 6, n=96)
+    sketches = Sketches()
+    near = nearby(first, 3e-3, rng)
+    corner = first.copy()
+    corner[0, 0] += 3e-3 * np.linalg.norm(first)
+    for matrix in (first, near, 5 * near, corner, second, 0 * first):
+        sketches.add(torch.from_numpy(matrix))
+    for other in (1, 2, 3):
+        assert sketches.distance(0, other) == pytest.approx(3e-3, rel=0.3)
+    assert sketches.distance(1, 2) < 1e-12
+    assert sketches.distance(0, 4) > 1
+    assert sketches.distance(0, 5) == 2
 
 
 def test_experts_further_apart_are_merged_as_published():

@@ -20,7 +20,7 @@ from merganser.kernels.polar import (
 )
 from merganser.kernels.spectra import Factors, product, top_svd
 from merganser.lazy import torch
-from merganser.methods.duplicates import average_over_groupings
+from merganser.methods.duplicates import Sketches, average_over_groupings
 from merganser.methods.matrices import FLOOR, MatrixRule, WeightedDeltas, sum_of
 from merganser.methods.parameters import param
 from merganser.methods.registry import register
@@ -60,7 +60,8 @@ class IsoCTS(Isotropic):
 
     The top c singular directions (U_c, V_c) of ΣΔ_t are kept; each task adds the top (n−c)/T of
     Δ_t − U_c U_cᵀ Δ_t. The concatenated U and V are orthogonalised, M = σ̄ U⊥ V⊥ᵀ with σ̄ the mean of all
-    singular values gathered. c is the nearest to `common_fraction`·n that leaves T equal shares. Marczak et al. 2025
+    singular values gathered. c is the nearest to `common_fraction`·n that leaves T equal shares. Experts less than 1e-3
+    apart count as one, which the published rule turns into noise (`merganser.methods.duplicates`). Marczak et al. 2025
     (arXiv:2502.04959).
     """
 
@@ -94,9 +95,10 @@ class IsoCTS(Isotropic):
         Raises:
             IllConditioned: If `wide` is float32 and too narrow for experts that are so much alike.
         """
-        n, left, parts = min(deltas.shape), common.u.to(wide), []
+        n, left, parts, sketches = min(deltas.shape), common.u.to(wide), [], Sketches()
         for delta in deltas:
             rest = delta.to(wide, copy=True)
+            sketches.add(rest)
             floor = FLOOR * float(rest.norm())
             product(left, product(left.T, rest), rest, scale=-1.0)
             own = decompose(rest, share)
@@ -110,7 +112,7 @@ class IsoCTS(Isotropic):
             u, v = polar(u, self.tolerance, limit=limit), polar(v, self.tolerance, limit=limit)
             return (u * (s.sum() / n)).to(deltas.dtype) @ v.to(deltas.dtype).T
 
-        return average_over_groupings(parts, merge)
+        return average_over_groupings(parts, merge, sketches.distance)
 
 
 def shares(n: int, models: int, common_fraction: float) -> int:
