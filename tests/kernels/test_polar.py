@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.linalg import eigh_tridiagonal
 
 from merganser.kernels.polar import (
     DEFECT,
@@ -10,6 +11,7 @@ from merganser.kernels.polar import (
     _defect,
     inverse_root,
     noise_levels,
+    passband,
     polar,
 )
 
@@ -37,6 +39,28 @@ def test_directions_that_noise_could_have_made_are_left_out(weak, rows):
     matrix, wanted = with_weak(400, weak, 0.05 * TOLERANCE, rows)
     lost = np.linalg.norm(polar(matrix).numpy() - wanted) ** 2
     assert lost == pytest.approx(weak, rel=1e-6)
+
+
+def values_of_a_random_square(n, rng):
+    """Singular values like those of a Gaussian matrix of order n, relative to the largest: the eight least are exact.
+
+    It is bidiagonal in some bases, with independent entries of χ distributions (Dumitriu and Edelman 2002).
+    """
+    between = np.empty(2 * n - 1)
+    between[0::2] = np.sqrt(rng.chisquare(np.arange(n, 0, -1)))
+    between[1::2] = np.sqrt(rng.chisquare(np.arange(n - 1, 0, -1)))
+    least = eigh_tridiagonal(np.zeros(2 * n), between, eigvals_only=True, select="i", select_range=(n, n + 7))
+    x = torch.ones(n, dtype=torch.float64)
+    x[-8:] = torch.from_numpy(least[::-1] / (2 * n**0.5))
+    return x
+
+
+def test_chance_takes_no_direction_from_large_squares():
+    """A cut at the tolerance would take one from 4 % of the squares of order 2048 and from 12 % of those of 4096."""
+    rng = np.random.default_rng(0)
+    spectra = [values_of_a_random_square(2048, rng) for _ in range(60)]
+    assert any(bool((x < TOLERANCE).any()) for x in spectra)
+    assert all(bool((passband(x, noise_levels(x, len(x))) == 1).all()) for x in spectra)
 
 
 def test_noise_stays_below_its_level():
