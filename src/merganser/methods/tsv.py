@@ -168,6 +168,8 @@ def _product_of_narrow(factors: Factors, tolerance: float, limit: float) -> Tens
 
     # One after the other if threads are few: the first decomposition is gone before the second needs its memory.
     steps: tuple[Callable[[], Any], ...] = (scaled_right, left_root)
+    inner: Tensor
+    left: InverseRoot
     inner, left = side_by_side(lambda step: step(), steps)
     precision = left.precision(torch.float32)
     if u.shape[0] >= u.shape[1] and precision == torch.float32:
