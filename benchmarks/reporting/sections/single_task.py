@@ -17,11 +17,15 @@ from benchmarks.zoo.drift import LIMIT
 
 @dataclass(frozen=True)
 class Goal:
-    """Accuracy of single networks, and the share of it that a merge of so many should keep."""
+    """Accuracy of single networks, and the share of it that a merge of so many should keep.
+
+    `reason` says why single networks are below their goal.
+    """
 
     single: float
     models: int
     kept: float
+    reason: str = ""
 
     def __str__(self) -> str:
         return (
@@ -34,7 +38,13 @@ MANY = "MergeMany"
 RIVALS = (MANY, "MergeMany by Frank-Wolfe", "match activations to the first")
 GOALS = {
     "resnet20-bn": Goal(single=0.88, models=5, kept=0.7),
-    "resnet20-ln": Goal(single=0.88, models=3, kept=0.7),
+    "resnet20-ln": Goal(
+        single=0.88,
+        models=3,
+        kept=0.7,
+        reason="LayerNorm over the channels of a pixel learns more slowly than BatchNorm in as many steps; higher "
+        "rates and AdamW did not change that in a short trial",
+    ),
     "resnet20-bn-2x": Goal(single=0.9, models=3, kept=0.7),
     "vgg11-bn": Goal(single=0.86, models=3, kept=0.6),
 }
@@ -120,9 +130,10 @@ def _right(table: Mapping[str, Any], images: int) -> dict[str, np.ndarray]:
 
 
 def _goals(goal: Goal, tables: Mapping[int, Any], single: float, images: int) -> Iterator[Part]:
+    reached = single >= goal.single
+    why = "" if reached or not goal.reason else f"; {goal.reason}"
     yield Text(
-        f"Goal: single networks at {percent(goal.single, 0)} % or more: {_met(single >= goal.single)} "
-        f"({percent(single)} %)."
+        f"Goal: single networks at {percent(goal.single, 0)} % or more: {_met(reached)} ({percent(single)} %{why})."
     )
     kept = f"C²M³ of either kind with REPAIR keeps {percent(goal.kept, 0)} % of their accuracy with {goal.models}"
     table = tables.get(goal.models, {})
@@ -154,7 +165,7 @@ def _guards(results: Mapping[str, Any]) -> str:
     pairs = {kind: f"{known[kind]['before']:.3f} to {known[kind]['after']:.3f}" for kind in ("trained", "untrained")}
     counted = known.get("counted", "parameters")
     return (
-        f"Guards: the median cosine of initial and trained weights is at most {cosine:.2f} "
+        f"Guards: the median cosine of initial and trained weights is at most {cosine:.3f} "
         f"({'within' if cosine <= LIMIT else 'above'} the limit of {LIMIT}). Matching raises the cosine of the "
         f"{counted} of two trained networks from {pairs['trained']}, and of the same two before training from "
         f"{pairs['untrained']}."
