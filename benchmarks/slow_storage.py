@@ -63,8 +63,11 @@ def cluster(kind: str, workers: int) -> Iterator[dict[str, Any]]:
 
     from merganser.engine.ray_cluster import start_ray
 
-    hook = {"worker_process_setup_hook": "benchmarks.slow_storage.slow_down"}
-    start_ray("local", workers, log_to_driver=False, runtime_env=hook)
+    environment = {
+        "worker_process_setup_hook": "benchmarks.slow_storage.slow_down",
+        "env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])},
+    }
+    start_ray("local", workers, log_to_driver=False, runtime_env=environment)
     try:
         yield {"ray": "local"}
     finally:
