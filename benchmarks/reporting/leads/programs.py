@@ -28,9 +28,9 @@ def expressions(results: Mapping[str, Any]) -> str:
 
 def decompositions(results: Mapping[str, Any]) -> str:
     rows = results["merging"]
-    said = ", ".join(f"`{row['method']}` {row['processor_ratio']:.1f}" for row in rows)
+    said = ", ".join(f"`{row['method']}` {row['processor_ratio']:.1f} on {row['block']}" for row in rows)
     return (
-        f"Methods that decompose matrices take less processor time than the published algorithms ({said} times), and "
+        f"Methods that decompose matrices take less processor time than the published algorithms (times: {said}), and "
         "memory does not grow with the number of layers."
     )
 
