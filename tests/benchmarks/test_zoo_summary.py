@@ -69,7 +69,8 @@ def test_cards_of_other_machines_are_kept(cache: Path, tmp_path: Path) -> None:
 def test_small_networks_are_packed_with_their_cards(cache: Path, tmp_path: Path) -> None:
     assert bundle.bundle(cache, tmp_path / "zoo.tar", limit=50_000) == ["vision/mnist/mlp/seed0"]
     with tarfile.open(tmp_path / "zoo.tar") as archive:
-        archive.extractall(tmp_path / "other", filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not in early 3.10 and 3.11
+        archive.extractall(tmp_path / "other")
     unpacked = tmp_path / "other" / "vision/mnist/mlp/seed0"
     assert read_card(unpacked) == read_card(cache / "vision/mnist/mlp/seed0")
     assert (unpacked / "model.safetensors").stat().st_size == 10
